@@ -2,13 +2,20 @@
 
 There is no split into prompt and completion: `action_mask` marks the tokens that the policy generated, also in conversations of many
 turns. Advantages are not a field; an algorithm computes them from a group of episodes.
+
+A conversation whose history is rewritten, by an agent that compacts it or starts a second conversation, is a tree. Its tokens are still
+one list, in the order in which they came; `segments` says which stretch continues which. Each token is there once, and so is each token
+that the policy generated, in the context in which it was sampled.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
+from operator import index
 from typing import Any
 
 from rlvr.hints import Hinted
@@ -27,6 +34,19 @@ class StopReason(StrEnum):
     """A limit on tokens, turns or time was reached first."""
     FAILED = "failed"
     """The task, the sampler or the infrastructure failed. The episode has no score; it is never trained on and never counted as wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of an episode's tokens: from `start` to the start of the next segment. It continues the end of its parent.
+
+    >>> Segment(start=7, parent=0)
+    Segment(start=7, parent=0)
+    """
+
+    start: int
+    parent: int = -1
+    """The index of the segment that it continues; -1 for one that begins a new context."""
 
 
 AUXILIARY_MARKS = ("greedy", "mismatched", "canary")
@@ -72,9 +92,13 @@ class Episode(Hinted):
     turns: int = 1
     error: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
+    """The tree of the tokens, in order of their starts; empty if every token continues the one before it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_reason", StopReason(self.stop_reason))
+        if self.segments:
+            self._check_segments()
         aligned = len(self.tokens) == len(self.action_mask) == len(self.logprobs) == len(self.rewards)
         if not aligned or any(self.action_mask[:1]) or (self.stop_reason is StopReason.FAILED and any(self.rewards)):
             raise self._build_consistency_error()
@@ -82,6 +106,18 @@ class Episode(Hinted):
             fits = acted or not (logprob or reward)
             if not fits or not -math.inf < logprob <= LOGPROB_EPS or not math.isfinite(reward):
                 raise self._build_consistency_error()
+
+    def _check_segments(self) -> None:
+        """Raise ValueError if the segments are no tree of these tokens."""
+        starts = [segment.start for segment in self.segments]
+        ordered = starts[0] == 0 and all(one < other for one, other in pairwise([*starts, len(self.tokens)]))
+        if not ordered or any(not -1 <= segment.parent < number for number, segment in enumerate(self.segments)):
+            raise ValueError(
+                f"episode of {self.task_id!r}: the segments {self.segments!r:.200} are no tree of its {len(self.tokens)} tokens; the first "
+                "starts at 0, each later one after the one before it, and a parent comes before its children"
+            )
+        if wrong := [segment.start for segment in self.segments if segment.parent < 0 and self.action_mask[segment.start]]:
+            raise ValueError(f"episode of {self.task_id!r}: token {wrong[0]} begins a context and cannot be a policy token")
 
     def _build_consistency_error(self) -> ValueError:
         """Build the error that describes the inconsistency of the lists."""
@@ -136,7 +172,27 @@ class Episode(Hinted):
         while (start := edges.index(True, end)) < len(self.action_mask):
             end = min(edges.index(False, start), len(self.action_mask))
             found.append((start, end))
-        return found
+        return self._split_at_forks(found) if self.segments else found
+
+    def _split_at_forks(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Split runs of policy tokens where a branch begins: what stands before it in the list is another turn. A fork within a turn, after
+        which that turn goes on, does not split it.
+        """
+        starts = [segment.start for number, segment in enumerate(self.segments) if number and segment.parent != number - 1]
+        return [pair for start, end in spans for pair in pairwise([start, *(at for at in starts if start < at < end), end])]
+
+    @property
+    def branches(self) -> list[list[tuple[int, int]]]:
+        """The paths of the tree from the first token to each end, as ranges in `tokens`: the contexts that the policy has seen.
+
+        >>> e = Episode("t", "g", [5, 6, 7, 8], [False, True, False, True], [0.0] * 4, [0.0] * 4, StopReason.TERMINATED)
+        >>> e.branches
+        [[(0, 4)]]
+        >>> from dataclasses import replace
+        >>> replace(e, segments=(Segment(0), Segment(1, parent=0), Segment(2, parent=0))).branches
+        [[(0, 1), (1, 2)], [(0, 1), (2, 4)]]
+        """
+        return [find_path(self.segments, number, len(self.tokens)) for number in find_leaves(self.segments)]
 
     @property
     def malformed_turn_spans(self) -> list[tuple[int, int]]:
@@ -153,3 +209,47 @@ class Episode(Hinted):
     def prompt_length(self) -> int:
         """The number of tokens before the policy's first token."""
         return self.action_mask.index(True) if True in self.action_mask else len(self.action_mask)
+
+
+def find_leaves(segments: Sequence[Segment]) -> list[int]:
+    """Return the indices of the segments that no other one continues; [0] for a list without segments.
+
+    >>> find_leaves([Segment(0), Segment(4, parent=0), Segment(9, parent=0)])
+    [1, 2]
+    """
+    parents = {segment.parent for segment in segments}
+    return [number for number in range(max(1, len(segments))) if number not in parents]
+
+
+def find_path(segments: Sequence[Segment], number: int, num_tokens: int) -> list[tuple[int, int]]:
+    """Return the ranges of tokens from the beginning of a context to the end of a segment.
+
+    >>> find_path([Segment(0), Segment(4, parent=0), Segment(9, parent=0)], 2, num_tokens=12)
+    [(0, 4), (9, 12)]
+    """
+    if not segments:
+        return [(0, num_tokens)]
+    ends = [*(segment.start for segment in segments[1:]), num_tokens]
+    path = list[tuple[int, int]]()
+    while number >= 0:
+        path.append((segments[number].start, ends[number]))
+        number = segments[number].parent
+    return path[::-1]
+
+
+def segments_to_json(segments: Sequence[Segment]) -> list[list[int]]:
+    """Convert segments to pairs of a start and a parent.
+
+    >>> segments_to_json((Segment(0), Segment(4, parent=0)))
+    [[0, -1], [4, 0]]
+    """
+    return [[segment.start, segment.parent] for segment in segments]
+
+
+def segments_from_json(pairs: Iterable[Sequence[int]]) -> tuple[Segment, ...]:
+    """Build segments from pairs of a start and a parent; raise TypeError or ValueError for anything else.
+
+    >>> segments_from_json([[0, -1]])
+    (Segment(start=0, parent=-1),)
+    """
+    return tuple(Segment(index(start), index(parent)) for start, parent in pairs)

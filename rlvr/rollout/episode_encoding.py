@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.episode import LOGPROB_EPS, Episode, StopReason
+from rlvr.episode import LOGPROB_EPS, Episode, StopReason, segments_from_json, segments_to_json
 from rlvr.errors import RlvrError
 from rlvr.task import Fault, StepReward, Verdict
 
@@ -299,20 +299,22 @@ def _encode_metadata(episode: Episode) -> list[Any]:
     except (TypeError, RecursionError) as error:
         raise TypeError(f"the episode of {episode.task_id!r} cannot be encoded: {error}; put plain values into meta and detail") from error
     named = [episode.task_id, episode.group, episode.stop_reason.value, episode.policy_version]
-    return [*named, judged, episode.text, episode.turns, episode.error, meta]
+    tree = [segments_to_json(episode.segments)] if episode.segments else []
+    return [*named, judged, episode.text, episode.turns, episode.error, meta, *tree]
 
 
 def _decode_episode(metadata: Sequence[Any], numbers: Sequence[list[Any]], *, is_validated: bool) -> Episode:
     """Build an episode from its metadata and lists. Validation is skipped if all numbers were already validated."""
-    task_id, group, end, version, judged, text, turns, error, meta = metadata
+    task_id, group, end, version, judged, text, turns, error, meta, *tree = metadata
+    segments = segments_from_json(*tree) if tree else ()
     verdict = None
     if judged is not None:
         score, reason, parts, fault, detail, earned = judged
         verdict = Verdict(
             score, reason, _decode_plain(parts), Fault(fault), _decode_plain(detail), tuple(StepReward(*part) for part in earned)
         )
-    values = [task_id, group, *numbers, StopReason(end), version, verdict, text, turns, error, _decode_plain(meta)]
-    if not is_validated:
+    values = [task_id, group, *numbers, StopReason(end), version, verdict, text, turns, error, _decode_plain(meta), segments]
+    if segments or not is_validated:
         return Episode(*values)
     made = object.__new__(Episode)
     for name, value in zip(EPISODE_FIELDS, values, strict=True):

@@ -36,7 +36,7 @@ from rlvr.config.config import RunConfig, validate_config
 from rlvr.config.section import Section
 from rlvr.config.training import ENDLESS_SCHEDULERS
 from rlvr.config.yamlfile import read_yaml
-from rlvr.episode import Episode
+from rlvr.episode import Episode, segments_to_json
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.mdp.state import find_last_policy_token
 from rlvr.plugin_files import resolve_plugin_files, shorten_plugin_files
@@ -204,6 +204,7 @@ def episode_to_json(step: int, episode: Episode, advantages: Sequence[float], lo
         "action_mask": [int(flag) for flag in episode.action_mask],
         "logprobs": [round(value, 6) for value in episode.logprobs],
         **{name: [round(value, 6) for value in values] for name, values in told.items()},
+        **({"segments": segments_to_json(episode.segments)} if episode.segments else {}),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.config.config import RunConfig
-from rlvr.episode import Episode, StopReason
+from rlvr.episode import Episode, StopReason, segments_from_json
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.mdp.state import find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
@@ -24,7 +24,7 @@ NUM_COMPARED_PROMPTS = 20
 
 EPISODE_KEYS = (
     "step", "task_id", "group", "text", "reward", "advantage", "stop_reason", "turns", "policy_version", "verdict", "error", "tokens", "action_mask",
-    "logprobs", "rewards",
+    "logprobs", "rewards", "segments",
 )  # fmt: skip
 """The keys of a recorded line that are fields of the episode; the others are metadata."""
 
@@ -129,6 +129,7 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
         turns=int(row["turns"]),
         error=row["error"],
         meta={key: value for key, value in row.items() if key not in EPISODE_KEYS},
+        segments=segments_from_json(row.get("segments", ())),
     )
 
 

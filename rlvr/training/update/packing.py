@@ -1,14 +1,15 @@
 """Pack rows into one sequence without padding, and compute the shared prompt of a group only once.
 
 All tokens of a micro-batch are in one sequence. Rows with the same prompt share it: the prompt is a separate segment, and each answer is
-a segment that attends to the prompt and, causally, to itself. Positions continue after the prompt. Attention uses a variable-length
-kernel if there is one (CUDA, 16 bits). Otherwise it runs over buckets of segments of similar length, so that no full attention mask is
+a segment that attends to the prompt and, causally, to itself. Positions continue after the prompt. A row that is a tree has a segment for
+each of its own, which attends to all that it continues, so each of its tokens is computed once. Attention uses a variable-length kernel if
+there is one (CUDA, 16 bits). Otherwise it runs over buckets of segments of similar length, so that no full attention mask is
 needed. `find_packing_mismatch` tests whether a model supports it; if not, padded rows are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlvr.episode import find_path
 from rlvr.models.batch import Batch, Numbers, TokenRows
 from rlvr.models.device_defaults import copy_to_device
 from rlvr.models.layout_attention import try_enable_layout
@@ -117,17 +119,26 @@ class SegmentLayout:
         return self.kernel(q, k, v, self.lengths, scale=scale, window=sliding_window, softcap=softcap)[None]
 
 
-class Segment(NamedTuple):
-    """One segment of a packed sequence: its start, its length, and the prompt that it continues.
+class PackedSegment(NamedTuple):
+    """One segment of a packed sequence: its start, its length, and what it continues.
 
-    >>> Segment(start=4, length=3, prompt_start=0, prompt_length=4).prompt_length
+    >>> PackedSegment(start=4, length=3, context=((0, 4),)).context_length
     4
     """
 
     start: int
     length: int
-    prompt_start: int = 0
-    prompt_length: int = 0
+    context: tuple[tuple[int, int], ...] = ()
+    """The start and the length of each stretch before it that it attends to: its prompt, or in a tree all that it continues."""
+
+    @property
+    def context_length(self) -> int:
+        """The number of tokens before it that it attends to."""
+        return sum(length for _, length in self.context)
+
+    def list_context(self) -> Numbers:
+        """Return the positions that it attends to, besides its own."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(start, start + length) for start, length in self.context)])
 
 
 class PackingMode(NamedTuple):
@@ -185,7 +196,7 @@ def plan_batches(
     parts = rows.plan_batches(row_indices, max_tokens)
     if parts and not mode.padding_reason:
         packed, computed = plan_packed_batches(rows, row_indices, max_tokens)
-        width = sum(len(part) * max(1, int(rows.input_lengths[part].max())) for part in parts)
+        width = sum(map(rows.count_padded_tokens, parts))
         # a kernel always saves work: for padded rows, transformers synchronizes with the device to detect packing
         if mode.kernel is not None or computed / width < MAX_PACKED_TOKEN_FRACTION:
             return packed, partial(pack_rows, rows, mode=mode)
@@ -194,42 +205,64 @@ def plan_batches(
 
 def pack_rows(rows: TokenRows, row_indices: Sequence[int], device: torch.device | str = "cpu", mode: PackingMode = BUCKET_PACKING) -> Batch:
     """Build a micro-batch from the chosen rows as one packed sequence."""
-    line, positions, pieces = list[Numbers](), list[Numbers](), list[Segment]()
+    line, positions, pieces = list[Numbers](), list[Numbers](), list[PackedSegment]()
     source, end = dict[int, Numbers](), 0
+
+    def append(tokens: Numbers, context: Sequence[tuple[int, int]]) -> Numbers:
+        """Append a segment that attends to stretches before it; return its positions in the sequence."""
+        nonlocal end
+        pieces.append(PackedSegment(end, len(tokens), tuple(context)))
+        line.append(tokens)
+        positions.append(pieces[-1].context_length + np.arange(len(tokens)))
+        end += len(tokens)
+        return np.arange(end - len(tokens), end)
+
     for shared, members in group_by_prompt(rows, row_indices):
-        begin = end
-        # first the prompt, if it is shared; then the own part of each row
-        for i, first, last in [(members[0], 0, shared), *((i, shared, int(rows.input_lengths[i])) for i in members)]:
-            if last > first:
-                line.append(rows.tokens[i][first:last])
-                positions.append(np.arange(first, last))
-                pieces.append(Segment(end, last - first, begin, first))
-            before = rows.acted_positions[i] - 1
-            source[i] = np.where(before < shared, begin + before, end + before - shared)
-            end += last - first
-    place = copy_to_device(torch.from_numpy(np.concatenate(positions)[None]), device)
-    layout = _build_bucket_layout(pieces, place, mode.dtype) if mode.kernel is None else _build_segment_layout(pieces, place, mode.kernel)
+        prompt = append(rows.tokens[members[0]][:shared], ()) if shared else np.arange(0)
+        for i in members:
+            place = np.zeros(len(rows.tokens[i]), dtype=np.int64)  # where each token of the row is in the sequence
+            place[:shared] = prompt
+            for (first, last), context in _list_pieces(rows, i, shared):
+                place[first:last] = append(rows.tokens[i][first:last], [(int(place[a]), b - a) for a, b in context])
+            source[i] = place[rows.find_predecessors(i)]
+    at = copy_to_device(torch.from_numpy(np.concatenate(positions)[None]), device)
+    layout = _build_bucket_layout(pieces, at, mode.dtype) if mode.kernel is None else _build_segment_layout(pieces, at, mode.kernel)
     return rows.build_batch(row_indices, np.concatenate(line)[None], [source[i] for i in row_indices], device, layout)
 
 
-def _build_segment_layout(segments: list[Segment], positions: Tensor, kernel: VarlenAttentionKernel) -> SegmentLayout:
-    """Build the layout of all segments in packed order, each with the keys of its prompt before its own."""
+def _list_pieces(rows: TokenRows, row: int, shared: int) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
+    """Yield the ranges of a row that are inputs, without its shared prompt, each with the ranges of the row that it continues."""
+    if row not in rows.segments:
+        if rows.input_lengths[row] > shared:
+            yield (shared, int(rows.input_lengths[row])), [(0, shared)] if shared else []
+        return
+    segments = rows.segments[row]
+    for segment, (start, end) in zip(segments, rows.input_ranges[row], strict=True):
+        first = max(start, shared)
+        if first < end:
+            before = [*(find_path(segments, segment.parent, len(rows.tokens[row])) if segment.parent >= 0 else ()), (start, first)]
+            split = [part for a, b in before for part in ((a, min(b, shared)), (max(a, shared), b))]
+            yield (first, end), [(a, b) for a, b in split if a < b]
+
+
+def _build_segment_layout(segments: list[PackedSegment], positions: Tensor, kernel: VarlenAttentionKernel) -> SegmentLayout:
+    """Build the layout of all segments in packed order, each with the keys of what it continues before its own."""
     device, keys = positions.device, None
-    if any(p.prompt_length for p in segments):
-        ranges = [np.arange(a, a + n) for p in segments for a, n in ((p.prompt_start, p.prompt_length), (p.start, p.length))]
+    if any(p.context for p in segments):
+        ranges = [part for p in segments for part in (p.list_context(), np.arange(p.start, p.start + p.length))]
         keys = copy_to_device(torch.from_numpy(np.concatenate(ranges)), device)
-    lengths = build_segment_boundaries([p.length for p in segments], [p.prompt_length + p.length for p in segments], device)
+    lengths = build_segment_boundaries([p.length for p in segments], [p.context_length + p.length for p in segments], device)
     return SegmentLayout(positions, keys, lengths, kernel)
 
 
-def _build_bucket_layout(segments: list[Segment], positions: Tensor, dtype: torch.dtype) -> BucketLayout:
+def _build_bucket_layout(segments: list[PackedSegment], positions: Tensor, dtype: torch.dtype) -> BucketLayout:
     """Build the layout of segments in buckets, with the index of each token's output."""
     home, device = np.zeros(positions.shape[1], dtype=np.int64), positions.device
     buckets, offset = [], 0
-    waiting = sorted(segments, key=lambda p: (bool(p.prompt_length), -p.length, p.start))
+    waiting = sorted(segments, key=lambda p: (bool(p.context), -p.length, p.start))
     while waiting:
-        width, shares = waiting[0].length, bool(waiting[0].prompt_length)
-        members = [p for p in waiting if 4 * p.length >= 3 * width and bool(p.prompt_length) == shares]
+        width, shares = waiting[0].length, bool(waiting[0].context)
+        members = [p for p in waiting if 4 * p.length >= 3 * width and bool(p.context) == shares]
         waiting = waiting[len(members) :]
         for r, p in enumerate(members):
             home[p.start : p.start + p.length] = offset + r * width + np.arange(p.length)
@@ -249,15 +282,18 @@ def _add_sliding_window_mask(bucket: SegmentBucket, positions: Tensor, window: i
     return torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, -torch.inf)
 
 
-def _build_bucket(members: list[Segment], width: int, device: torch.device, dtype: torch.dtype) -> SegmentBucket:
-    prompt = max(p.prompt_length for p in members)
-    steps, before = np.arange(width), np.arange(prompt)
-    start, length, first, shared = (np.array(column)[:, None] for column in zip(*members, strict=True))
-    query = start + np.minimum(steps, length - 1)
+def _build_bucket(members: list[PackedSegment], width: int, device: torch.device, dtype: torch.dtype) -> SegmentBucket:
+    context = [p.list_context() for p in members]
+    prompt = max(map(len, context))
+    start, length, shared = (
+        np.array(column)[:, None]
+        for column in zip(*((p.start, p.length, len(before)) for p, before in zip(members, context, strict=True)), strict=True)
+    )
+    query = start + np.minimum(np.arange(width), length - 1)
     where = copy_to_device(torch.from_numpy(query), device)
     if not prompt:
         return SegmentBucket(where, where, None)
-    keys = np.concatenate([first + np.minimum(before, shared - 1), query], 1)
+    keys = np.concatenate([np.stack([before[np.minimum(np.arange(prompt), len(before) - 1)] for before in context]), query], 1)
     # in the compute dtype, because a boolean mask would be converted in every layer and kept for the backward pass
     mask = torch.zeros(len(members), 1, width, prompt + width, device=device, dtype=dtype)
     beyond = torch.arange(prompt, device=device) >= copy_to_device(torch.from_numpy(shared), device)

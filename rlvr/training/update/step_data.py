@@ -38,7 +38,9 @@ class StepData:
         """`has_sampling_temperature`: sampling and training temperature are equal, so that log-probabilities can be compared."""
         self.row_positions = [(g, i) for g, group in enumerate(groups) for i, e in enumerate(group) if e.is_scored and e.num_policy_tokens]
         self.episodes = [groups[g][i] for g, i in self.row_positions]
-        self.rows = TokenRows([e.tokens for e in self.episodes], [algorithm.loss_mask(e) for e in self.episodes])
+        self.rows = TokenRows(
+            [e.tokens for e in self.episodes], [algorithm.loss_mask(e) for e in self.episodes], [e.segments for e in self.episodes]
+        )
         self.is_in_loss = [algorithm.is_in_loss(e) and bool(n) for e, n in zip(self.episodes, self.rows.num_acted, strict=True)]
         self.has_grad = list(self.is_in_loss)
         self.has_optimizer_stepped = False
