@@ -29,13 +29,13 @@ GUIDED: dict[str, Any] = EVERYTHING | {"rollout": EVERYTHING["rollout"] | {"max_
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "settings", "rollout_workers"), [("cpu", PLAIN, 2), ("fsdp2", PLAIN, 2), ("cpu", GUIDED, 0)])
 def test_the_main_process_samples_for_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settings: dict[str, Any], rollout_workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Path, way: str, settings: dict[str, Any], rollout_workers: int
 ) -> None:
     monkeypatch.setitem(WAYS, way, ["tests.cluster.nearby", *(["sharded"] if way == "fsdp2" else [])])
     alone, two, cut = tmp_path / "alone", tmp_path / "two", tmp_path / "cut"
     train(tiny_run(**settings, cluster={"rollout_workers": 0}), out=alone, console=Console(file=io.StringIO()))
     recipe = recipe_at(tmp_path / "run.yaml", **settings, cluster={"rollout_workers": rollout_workers, "max_restarts_per_worker": 100})
-    done = launched(way, recipe, "--out", str(two), "--json")
+    done = launched(way, recipe, "--out", str(two), "--json", preloaded=preloaded)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == 4
     alike(alone, two)
@@ -43,7 +43,7 @@ def test_the_main_process_samples_for_two(
     if way == "cpu" and rollout_workers:
         shutil.copytree(two, cut, symlinks=True)
         shutil.rmtree(cut / "checkpoints" / "step-000004")
-        done = launched("cpu", recipe, "--out", str(cut), "--resume")
+        done = launched("cpu", recipe, "--out", str(cut), "--resume", preloaded=preloaded)
         assert done.returncode == 0, done.stderr[-3000:]
         assert torch.equal(weights(cut), weights(two))
         for name in ("metrics.jsonl", "episodes.jsonl"):
@@ -51,7 +51,10 @@ def test_the_main_process_samples_for_two(
 
 
 @pytest.mark.slow
-def test_rollout_workers_that_cannot_be_started_end_all_processes_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_workers_that_cannot_be_started_end_all_processes_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Path
+) -> None:
     monkeypatch.setitem(WAYS, "cpu", ["tests.cluster.nearby", "refused"])
-    done = launched("cpu", recipe_at(tmp_path / "run.yaml", **PLAIN, cluster={}), "--out", str(tmp_path / "run"), timeout=120)
+    recipe = recipe_at(tmp_path / "run.yaml", **PLAIN, cluster={})
+    done = launched("cpu", recipe, "--out", str(tmp_path / "run"), timeout=120, preloaded=preloaded)
     assert done.returncode and done.stderr.count("error: no cluster answers") == 2, done.stderr[-3000:]

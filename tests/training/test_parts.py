@@ -138,8 +138,8 @@ def test_it_works_with_batches_sampled_ahead(tmp_path: Path) -> None:
     assert ages >= {0, 1, 2}
 
 
-def test_two_processes_continue_the_same_answers(whole: Path, tmp_path: Path) -> None:
-    done = launched("cpu", recipe_at(tmp_path / "recipe.yaml", **settings()), "--out", str(tmp_path / "two"))
+def test_two_processes_continue_the_same_answers(whole: Path, tmp_path: Path, preloaded: Path) -> None:
+    done = launched("cpu", recipe_at(tmp_path / "recipe.yaml", **settings()), "--out", str(tmp_path / "two"), preloaded=preloaded)
     assert done.returncode == 0, done.stderr
     ours, theirs = ([{**spans_of(row), "step": row["step"]} for row in kept(folder, "episodes")] for folder in (whole, tmp_path / "two"))
     assert ours == theirs

@@ -19,8 +19,22 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def started(count: int, module: str, args: Sequence[str], folder: Path, **environment: str) -> list[subprocess.Popen[str]]:
-    """Start a module in `count` processes; each writes what it says to `folder/RANK.out`."""
+def started(
+    count: int,
+    module: str,
+    args: Sequence[str],
+    folder: Path,
+    *,
+    preloaded: Path | None = None,
+    errors_apart: bool = False,
+    **environment: str,
+) -> list[subprocess.Popen[str]]:
+    """Start a module in `count` processes; each writes what it says to `folder/RANK.out`, or its errors to `folder/RANK.err`.
+
+    `preloaded` is the folder with the clients of a Python that has done the imports (see `tests.fixtures.preloaded`).
+    """
+    run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-m", module] if preloaded is None else [str(preloaded / "program"), run]
     folder.mkdir(parents=True, exist_ok=True)
     port = str(free_port())
     found = []
@@ -29,13 +43,13 @@ def started(count: int, module: str, args: Sequence[str], folder: Path, **enviro
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "FSDP_VERSION": "2"}
         place |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_RESHARD_AFTER_FORWARD": "true"}
         fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with (folder / f"{rank}.out").open("w") as out:
+        own = os.environ | fixed | place | environment
+        with (folder / f"{rank}.out").open("w") as out, (folder / f"{rank}.err").open("w") as err:
             found.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", module, *args],
-                    cwd=ROOT, env=os.environ | fixed | place | environment, stdout=out, stderr=subprocess.STDOUT, text=True,
+                    [*command, *args], cwd=ROOT, env=own, stdout=out, stderr=err if errors_apart else subprocess.STDOUT, text=True
                 )
-            )  # fmt: skip
+            )
     return found
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +15,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.training.update.learner import TOKEN_INPUTS, Learner
 from rlvr.training.update.step_data import StepData
 from tests.fixtures.gradients import VARIANTS, apart, fixed_groups, gradient, learner_for
-
-ROOT = Path(__file__).parents[3]
+from tests.training.peers.launch import ended, started
 
 
 @pytest.fixture(autouse=True)
@@ -86,20 +81,11 @@ def test_more_padding_does_not_matter() -> None:
     assert torch.equal(gradient(learner_for("grpo", Accelerator(cpu=True)), longer), whole("grpo"))
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @pytest.mark.slow
-def test_two_processes_have_one_gradient_replicated_or_sharded(tmp_path: Path) -> None:
+def test_two_processes_have_one_gradient_replicated_or_sharded(tmp_path: Path, preloaded: Path) -> None:
     out = tmp_path / "two.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    command += ["-m", "tests.fixtures.gradients", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr[-3000:]
+    codes = ended(started(2, "tests.fixtures.gradients", [str(out)], tmp_path, preloaded=preloaded), 150)
+    assert codes == [0, 0], "".join((tmp_path / f"{rank}.out").read_text()[-3000:] for rank in range(2))
     saved = torch.load(out, weights_only=True)
     assert saved["processes"] == 2 and saved["fsdp2"] < 1e-6
     distances = {name: apart(found, whole(name)) for name, found in saved["gradients"].items()}

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,19 @@ ROUNDING = 5e-6
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, preloaded: Path) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     alone = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", MODULE, str(folder), "alone"], cwd=ROOT, env=alone, check=True, timeout=700)
-    run_parts(folder, *(part for part in PARTS if part != "compiled"))
+    command = [str(preloaded / "program"), f"from {MODULE} import main; main()", str(folder), "alone"]
+    subprocess.run(command, cwd=ROOT, env=alone, check=True, timeout=700)
+    run_parts(folder, *(part for part in PARTS if part != "compiled"), preloaded=preloaded)
     return folder
 
 
-def run_parts(folder: Path, *parts: str) -> dict[str, Any]:
+def run_parts(folder: Path, *parts: str, preloaded: Path) -> dict[str, Any]:
     """What two processes find out in some parts."""
     said = folder / f"said_{parts[0]}"
-    codes = ended(started(2, MODULE, [str(folder), *parts], said), 700)
+    codes = ended(started(2, MODULE, [str(folder), *parts], said, preloaded=preloaded), 700)
     assert codes == [0, 0], "".join(path.read_text()[-3000:] for path in sorted(said.iterdir()))
     told: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return told
@@ -130,8 +130,8 @@ def test_experts_are_read_and_written_under_the_names_of_files(found: dict[str, 
     assert found["experts"] == {"converted": True, "same": True}
 
 
-def test_layers_of_a_sharded_model_are_compiled(found: dict[str, Any], home: Path) -> None:
-    for checkpointing, part in run_parts(home, "compiled")["compiled"].items():
+def test_layers_of_a_sharded_model_are_compiled(found: dict[str, Any], home: Path, preloaded: Path) -> None:
+    for checkpointing, part in run_parts(home, "compiled", preloaded=preloaded)["compiled"].items():
         assert (part["reason"], part["failures"]) == ("", []) and "forward" in part["functions"], checkpointing
         assert part["weights"] < ROUNDING, checkpointing
 
