@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierTraits
 from rlvr.errors import ConfigError, require_text_answers
+from rlvr.mdp.sessions import await_with_exceptions
 from rlvr.registry.plugins import build_from_config, get_plugin_label
 from rlvr.task import Fault, Task, Verdict
 
@@ -93,7 +94,8 @@ class Composite(Verifier):
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify a whole conversation with every component concurrently, and combine the scores."""
-        return self._combine(await asyncio.gather(*(part.averify_transcript(task, transcript) for part in self.components.values())))
+        found = [await_with_exceptions(part.averify_transcript(task, transcript)) for part in self.components.values()]
+        return self._combine(await asyncio.gather(*found))
 
     def _combine(self, found: Sequence[Verdict]) -> Verdict:
         verdicts = dict(zip(self.components, found, strict=True))

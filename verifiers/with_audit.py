@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierTraits
 from rlvr.errors import ConfigError, require_text_answers
-from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
+from rlvr.mdp.sessions import averify_transcript_safely, await_with_exceptions, verify_transcript_safely
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
 
@@ -64,7 +64,7 @@ class AuditedVerifier(Verifier):
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Await the verdict, together with that of the audit verifier if the answer is sampled."""
-        both = [self.verifier.averify_transcript(task, transcript)]
+        both = [await_with_exceptions(self.verifier.averify_transcript(task, transcript))]
         both += [averify_transcript_safely(self.audit_verifier, task, transcript)] if self._is_sampled(task, transcript.answer) else []
         return _attach_audit_score(*await asyncio.gather(*both))
 

@@ -7,7 +7,7 @@ import base64
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock, current_thread, main_thread
@@ -15,10 +15,13 @@ from typing import Any, TypeVar, cast
 
 from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier
 from rlvr.contracts.admission import CapacityLimiter, Permit
+from rlvr.contracts.chat_request import ChatRequest
 from rlvr.contracts.environment import ReplySession
 from rlvr.errors import EnvError, describe_exception
 from rlvr.mdp.records import (
-    step_result_from_json,
+    load_step_results,
+    request_from_json,
+    request_to_json,
     step_result_to_json,
     tool_spec_from_json,
     tool_spec_to_json,
@@ -42,7 +45,7 @@ class NonExceptionRaised(RuntimeError):
     """Raised in place of an exception that is none of Python's errors, as a panic of a library in Rust or `pytest.fail` gives."""
 
 
-def is_from_outside(error: BaseException, *, awaited: bool = False) -> bool:
+def is_from_outside(error: BaseException) -> bool:
     """Whether an exception ends a run or a call from outside. Anything else that somebody's code raises is a failure of that code.
 
     Python interrupts the main thread alone, and closes or cancels only what is awaited: in any other place the code raised it itself.
@@ -50,12 +53,7 @@ def is_from_outside(error: BaseException, *, awaited: bool = False) -> bool:
     >>> is_from_outside(KeyboardInterrupt()), is_from_outside(asyncio.CancelledError())
     (True, False)
     """
-    if isinstance(error, KeyboardInterrupt):
-        return current_thread() is main_thread()
-    if awaited and isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is None or task.cancelling() > 0
-    return awaited and isinstance(error, GeneratorExit)
+    return isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
 
 
 def call_with_exceptions(work: Callable[[], T]) -> T:
@@ -65,6 +63,33 @@ def call_with_exceptions(work: Callable[[], T]) -> T:
     except (Exception, SystemExit):
         raise
     except BaseException as error:
+        if is_from_outside(error):
+            raise
+        raise NonExceptionRaised(describe_exception(error)) from error
+
+
+async def await_with_exceptions(work: Coroutine[Any, Any, T]) -> T:
+    """Await somebody's code, like `call_with_exceptions`, in a task of its own.
+
+    A coroutine that is cancelled or closed raises what the code may raise itself. In a task of its own, only the code can have raised it.
+    """
+    task = asyncio.ensure_future(_await_without_stopping_the_loop(work))
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])  # it may have something to close
+        raise
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is None or isinstance(error, Exception):
+        return task.result()
+    raise NonExceptionRaised(describe_exception(error)) from error
+
+
+async def _await_without_stopping_the_loop(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except (KeyboardInterrupt, SystemExit) as error:
         if is_from_outside(error):
             raise
         raise NonExceptionRaised(describe_exception(error)) from error
@@ -82,6 +107,8 @@ class LazySession:
         self.tools: tuple[ToolSpec, ...] = ()
         """The tools of the session; known once it is open, like `initial_messages`."""
         self.initial_messages: tuple[Message, ...] = ()
+        self.first_request: ChatRequest | None = None
+        """The first call of an agent; None for a session without one."""
         self.is_recorded = isinstance(session, ReplayedSession)
         """Whether the session is replayed from a record."""
         self._session = session
@@ -121,8 +148,15 @@ class LazySession:
 
     def collect_transcript(self, turns: tuple[Turn, ...], step_results: tuple[StepResult, ...]) -> Transcript | Verdict:
         """Collect the transcript. Never raises: a failure gives a verdict instead."""
+
+        def collect(session: Session) -> Transcript | Verdict:
+            ending = _collect_transcript(session, turns, step_results)
+            if session.warning:
+                self.add_warning(session.warning)
+            return ending
+
         try:
-            return self._call_session("artifacts", lambda session: _collect_transcript(session, turns, step_results))
+            return self._call_session("artifacts", collect)
         except (Exception, SystemExit) as error:
             return build_unscored_verdict(self.current_method, error)
 
@@ -188,6 +222,10 @@ class LazySession:
             said for said in self.initial_messages if not isinstance(said, Mapping) or not {"role", "content"} <= said.keys()
         ]:
             raise TypeError(f"initial_messages returned {wrong_messages[0]!r:.80}; it must be a sequence of messages with role and content")
+        self.current_method = f"{type(session).__name__}.first_request"
+        self.first_request = session.first_request()
+        if not isinstance(self.first_request, ChatRequest | None):
+            raise TypeError(f"first_request returned {self.first_request!r:.80}; it must be a ChatRequest or None")
         self._is_initialized = True
 
     def _close_session(self) -> None:
@@ -245,6 +283,7 @@ class ReplayedSession(Session):
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.record, self.next_turn = record, 0
+        self._step_results = load_step_results(record)
 
     def start_tools(self) -> Sequence[ToolSpec]:
         """Return the recorded tools."""
@@ -254,12 +293,16 @@ class ReplayedSession(Session):
         """Return the recorded initial messages."""
         return tuple(self.record.get("initial_messages", ()))
 
+    def first_request(self) -> ChatRequest | None:
+        """Return the recorded first call of an agent."""
+        return request_from_json(self.record["first_request"]) if "first_request" in self.record else None
+
     def step(self, turn: Turn) -> StepResult | None:
         """Return the next recorded reply."""
-        if self.next_turn >= len(self.record["step_results"]):
+        if self.next_turn >= len(self._step_results):
             raise EnvError(f"turn {self.next_turn} was not recorded")
         self.next_turn += 1
-        return step_result_from_json(self.record["step_results"][self.next_turn - 1])
+        return self._step_results[self.next_turn - 1]
 
     def select_answer(self, turns: Sequence[Turn]) -> str:
         """Return the recorded answer."""
@@ -281,7 +324,12 @@ def build_session_record(
     record |= (
         {"initial_messages": [dict(message) for message in session_handle.initial_messages]} if session_handle.initial_messages else {}
     )
-    record |= {"turns": [turn_to_json(turn) for turn in turns], "step_results": [step_result_to_json(said) for said in step_results]}
+    record |= {"turns": [turn_to_json(turn) for turn in turns], "step_results": []}
+    if (previous := session_handle.first_request) is not None:
+        record["first_request"] = request_to_json(previous)
+    for said in step_results:
+        record["step_results"].append(step_result_to_json(said, previous))
+        previous = said.request or previous
     if collected is None:
         return record
     if isinstance(collected, Verdict):
@@ -299,7 +347,7 @@ def load_recorded_transcript(record: Mapping[str, Any]) -> Transcript | Verdict:
     """
     if verdict := record.get("verdict"):
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
-    turns, heard = tuple(map(turn_from_json, record.get("turns", ()))), tuple(map(step_result_from_json, record["step_results"]))
+    turns, heard = tuple(map(turn_from_json, record.get("turns", ()))), tuple(load_step_results(record))
     return Transcript(str(record["answer"]), ReplayedSession(record).artifacts(), turns, heard)
 
 
@@ -308,7 +356,7 @@ def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[]
     and an infrastructure fault.
     """
     try:
-        text = _require_string(get_answer())
+        text = _require_string(call_with_exceptions(get_answer))
     except (Exception, SystemExit) as error:
         return build_unscored_verdict("the environment's select_answer()", error)
     return verify_transcript_safely(verifier, task, text)
@@ -361,10 +409,8 @@ def verify_transcript_safely(
 async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
     """Await the verdict on a transcript. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
-        return _check_verdict(verifier, await verifier.averify_transcript(task, transcript))
-    except BaseException as error:
-        if is_from_outside(error, awaited=True):
-            raise
+        return _check_verdict(verifier, await await_with_exceptions(verifier.averify_transcript(task, transcript)))
+    except Exception as error:
         return build_unscored_verdict(type(verifier).__name__, error)
 
 

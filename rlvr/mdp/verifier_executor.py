@@ -124,7 +124,8 @@ class DaemonThreadExecutor:
             waiting.cancel()
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+            with suppress(RuntimeError):  # a task that stopped it at this moment has ended its thread
+                loop.call_soon_threadsafe(loop.stop)
         until = time.monotonic() + SHUTDOWN_TIMEOUT_S
         for thread in [
             *self._threads,
@@ -161,7 +162,7 @@ class DaemonThreadExecutor:
                 raise CancelledError
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._loop_thread = Thread(target=_run_event_loop, args=[self._loop], name=f"{self.name}_waits", daemon=True)
+                self._loop_thread = Thread(target=self._run_event_loop, args=[self._loop], name=f"{self.name}_waits", daemon=True)
                 self._loop_thread.start()
             context = copy_context()
             context.run(THREAD_RUNNER.set, self._run_in_thread)
@@ -193,11 +194,15 @@ class DaemonThreadExecutor:
         if not self.is_closed:
             self._threads.remove(current_thread())
 
-
-def _run_event_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop until it is stopped, then cancel its remaining tasks."""
-    loop.run_forever()
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
+    def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run an event loop until this executor is closed, then cancel its remaining tasks."""
+        while not self.is_closed:
+            with suppress(KeyboardInterrupt, SystemExit):  # of a task, which has it as its result; it stops the loop as well
+                loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            with suppress(KeyboardInterrupt, SystemExit):
+                loop.run_until_complete(asyncio.wait(tasks, timeout=SHUTDOWN_TIMEOUT_S / 2))
+        loop.close()

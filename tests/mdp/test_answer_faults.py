@@ -15,6 +15,7 @@ from rlvr.contracts import Environment, SamplingParams, Session, StepResult, Too
 from rlvr.contracts.fault_rule import CONTROL_ROUNDS, AnswerAtFault, aretry_and_attribute_failure, retry_and_attribute_failure
 from rlvr.contracts.tool import Tool, ToolExample, tool
 from rlvr.errors import SandboxOutage
+from rlvr.integrations.texts import FinalTextVerifier
 from rlvr.mdp.answer_faults import FAILURE
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.sessions import ReplayedSession
@@ -350,24 +351,31 @@ class Panic(BaseException):
     """What a library in Rust raises when it panics."""
 
 
-@pytest.mark.parametrize("error", [Panic, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError])
-@pytest.mark.parametrize("where", ["function", "coroutine", "step", "assistant", "artifacts", "close", "step rewards"])
-def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str, error: type[BaseException]) -> None:
-    if where == "coroutine" and error is GeneratorExit:
-        return  # a coroutine that is closed must end
+PANICS = [Panic, KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError]
+AWAITED = {"coroutine", "awaited task", "part"}
 
+
+@pytest.mark.parametrize("error", PANICS)
+@pytest.mark.parametrize("where", ["verify", "step", "assistant", "answer", "artifacts", "close", "step rewards", *sorted(AWAITED)])
+def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str, error: type[BaseException]) -> None:
     def panics(at: str, text: str) -> None:
         if at == where and "odd" in text:
             raise error("index out of range")
 
     class Checked(Verifier):
         def verify(self, task: Task, answer: str) -> Verdict:
-            panics("function", answer)
+            panics("verify", answer)
             return Verdict(float(answer == task.reference), "")
 
     class Awaited(Checked):
         async def averify(self, task: Task, answer: str) -> Verdict:
             panics("coroutine", answer)
+            panics("part", answer)
+
+            async def wait() -> None:
+                panics("awaited task", answer)
+
+            await asyncio.gather(wait(), asyncio.sleep(0))
             return self.verify(task, answer)
 
     class Told(Session):
@@ -378,6 +386,10 @@ def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str, error: 
             panics("step", self.said)
             said: Any = {"role": "assistant", "content": "I am the policy"}
             return StepResult((said,)) if where == "assistant" and "odd" in turn.text else None
+
+        def select_answer(self, turns: Sequence[Turn]) -> str:
+            panics("answer", self.said)
+            return super().select_answer(turns)
 
         def artifacts(self) -> Mapping[str, Any]:
             panics("artifacts", self.said)
@@ -390,7 +402,8 @@ def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str, error: 
         max_turns = 2
 
         def __init__(self) -> None:
-            self.verifier = Awaited() if where == "coroutine" else Checked()
+            checked = Awaited() if where in AWAITED else Checked()
+            self.verifier = rlvr.make_verifier([checked, "exact"]) if where == "part" else checked
 
         def task(self, split: str, index: int) -> Task:
             return Task(f"{index}+0=", str(index), id=f"asked/{split}/{index}")
@@ -408,6 +421,32 @@ def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str, error: 
     policy = lambda messages: "odd" if messages[-1]["content"].startswith("1") else messages[-1]["content"][0]  # noqa: E731
     report = rlvr.evaluate(Asked(), policy, tasks=3)
     assert sorted(str(sample.score) for sample in report.samples) == ["0.0", "1.0", "1.0"]
+
+
+@pytest.mark.parametrize("error", PANICS)
+@pytest.mark.parametrize("where", ["select_answer", "verify"])
+def test_a_panic_in_a_thread_of_a_trainer_is_the_zero_of_its_row(where: str, error: type[BaseException]) -> None:
+    class Checked(Verifier):
+        def verify(self, task: Task, answer: str) -> Verdict:
+            if where == "verify" and "odd" in answer:
+                raise error("index out of range")
+            return Verdict(float(answer == task.reference), "")
+
+    class Asked(Environment):
+        verifier = Checked()
+
+        def task(self, split: str, index: int) -> Task:
+            return Task("2+2=", "4")
+
+        def select_answer(self, task: Task, completions: Sequence[str]) -> str:
+            if where == "select_answer" and "odd" in completions[-1]:
+                raise error("index out of range")
+            return completions[-1]
+
+    scorer = FinalTextVerifier(Asked())
+    verdicts = scorer.verify_all([Task("2+2=", "4")] * 3, ["4", "odd", "4"])
+    scorer.close()
+    assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 1.0], verdicts
 
 
 def test_a_detail_with_a_huge_integer_ends_no_evaluation(tmp_path: Path) -> None:
