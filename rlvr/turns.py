@@ -107,6 +107,8 @@ class Turn:
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     finish_reason: Literal["stop", "length"] = "stop"
+    usage: tuple[int, int] = (0, 0)
+    """The number of tokens of its prompt and its own, where an agent is told them."""
 
     @property
     def calls_needing_result_or_error(self) -> tuple[Call, ...]:

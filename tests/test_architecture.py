@@ -32,7 +32,7 @@ LAYERS: Mapping[str, int] = {
             ("episode", "extraction"),
             ("contracts",),
             ("registry", "config"),
-            ("chat",),
+            ("chat", "gateway"),
             ("mdp",),
             ("models", "runs"),
             PLUGIN_PACKAGES,

@@ -6,11 +6,14 @@ used (`line` with the tokenizers `chars` and `bytes`): a system message describe
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from typing import Any
 
-from rlvr.chat.dialects.dialect import Dialect
+from rlvr.chat.dialects.dialect import Dialect, UnwritableCallError
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT, TOOL_ROLES
 from rlvr.contracts import Environment, Tokenizer
@@ -19,6 +22,8 @@ from rlvr.errors import ConfigError
 from rlvr.task import Message, Task
 from rlvr.turns import Call, ToolSpec, Turn
 
+MAX_TOKENS_PER_CHARACTER, STOP_TEXT_LOOKBACK_TOKENS = 4, 8
+"""A stop text is looked for in so many of the last tokens for each of its characters, a byte each at the least, and a few more."""
 REASONING_LOOKBACK_TOKENS = 16
 """The number of tokens before a turn that are checked for an opened reasoning block."""
 
@@ -62,6 +67,36 @@ class CallStopCriterion:
 
     def _parse(self, tokens: Sequence[int]) -> Turn:
         return self.dialect.parse_turn(self.tokenizer.decode(tokens), self.tools, starts_in_reasoning=self._starts_in_reasoning)
+
+
+class StopTexts:
+    """Ends a turn where it contains one of some texts, or where another criterion ends it."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, other: CallStopCriterion | None = None) -> None:
+        self.texts, self.tokenizer, self.other = tuple(texts), tokenizer, other
+
+    def may_stop(self, token: int) -> bool:
+        """Return True: a text may end with any token."""
+        return True
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        """Return whether the last of these tokens completes one of the texts, or the other criterion ends the turn."""
+        if self.other is not None and self.other(tokens):
+            return True
+        longest = MAX_TOKENS_PER_CHARACTER * max(map(len, self.texts))
+        tail = self.tokenizer.decode(tokens[-longest - STOP_TEXT_LOOKBACK_TOKENS :])
+        return any(text in tail for text in self.texts)
+
+    def find_turn_length(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens belong to the turn."""
+        longest = len(tokens) if self.other is None else self.other.find_turn_length(tokens)
+        if not any(text in self.tokenizer.decode(tokens[:longest]) for text in self.texts):
+            return longest
+        return next(n for n in range(1, longest + 1) if any(text in self.tokenizer.decode(tokens[:n]) for text in self.texts))
+
+
+TurnStopCriterion = CallStopCriterion | StopTexts
+"""What ends a turn besides the stop ids."""
 
 
 def _is_reasoning_open(dialect: Dialect, tokenizer: Tokenizer, preceding_tokens: Sequence[int]) -> bool:
@@ -151,6 +186,46 @@ class ToolFormat:
             ids = self._render_reply(cut)
         return ids
 
+    def render_conversation(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec]) -> list[int]:
+        """Render a conversation of an agent as ids, up to the policy's next turn. Turns in it are text: somebody else may have written them."""
+        errors = []
+        for has_text_arguments in (False, True):  # some templates take the arguments of a call as a text, some as a mapping
+            try:
+                return self.render_prompt(self._prepare_messages(messages, tools, has_text_arguments=has_text_arguments), tools)
+            except ConfigError as error:
+                errors.append(error)
+            if not self.template_renders_tools:
+                break
+        raise errors[0]
+
+    def render_messages_after_turn(self, messages: Sequence[Mapping[str, Any]], count: int) -> list[int]:
+        """Render the last `count` messages of an agent's conversation, which follow a turn of the policy, up to its next turn."""
+        return self._render_reply([message for message in _name_results(messages)[len(messages) - count :]])
+
+    def _prepare_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec], *, has_text_arguments: bool
+    ) -> list[Message]:
+        """Write calls and their results as the template expects them, or as text where it renders none."""
+        if self.template_renders_tools:
+            return [_format_calls_for_template(message, has_text_arguments=has_text_arguments) for message in _name_results(messages)]
+        found = list[Message]()
+        for message in _name_results(messages):
+            text = self.format_as_plain_text(message)
+            role = "user" if message["role"] in TOOL_ROLES else message["role"]
+            if calls := [parse_openai_call(call) for call in message.get("tool_calls") or ()]:
+                text = "\n".join(filter(None, (text, self._format_calls_as_text(calls, tools))))
+            if found and role == "user" and found[-1]["role"] == "user":
+                found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{text}"}
+            else:
+                found.append({"role": role, "content": text})
+        return found
+
+    def _format_calls_as_text(self, calls: Sequence[Call], tools: Sequence[ToolSpec]) -> str:
+        try:
+            return self.dialect.format_calls(calls, tools)
+        except UnwritableCallError:
+            return "\n".join(f"{call.name}({json.dumps(dict(call.arguments or {}))})" for call in calls)
+
     def _render_reply(self, messages: Sequence[Message]) -> list[int]:
         if self.template_renders_tools or all(message["role"] not in TOOL_ROLES for message in messages):
             return self.tokenizer.render_environment_reply(messages)
@@ -189,3 +264,48 @@ class ToolFormat:
 
 def _prepend_text(about: str, message: Message) -> Message:
     return {"role": message["role"], "content": f"{about}\n\n{message['content']}"}
+
+
+def _name_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Give each result the name of its call, and texts as contents; calls get ids of nine letters and digits, as some templates require."""
+    ids, names, found = dict[str, str](), dict[str, str](), list[Any]()
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call["id"]] = call["function"]["name"]
+            ids[call["id"]] = f"call{len(ids):05d}"
+        shown = {**message, "content": str(message.get("content") or "")}
+        if message["role"] in TOOL_ROLES:
+            own = str(message.get("tool_call_id", ""))
+            shown |= {"name": str(message.get("name") or names.get(own, "tool")), "tool_call_id": ids.get(own, "call00000")}
+        if message.get("tool_calls"):
+            shown["tool_calls"] = [{**call, "id": ids[call["id"]]} for call in message["tool_calls"]]
+        found.append(shown)
+    return found
+
+
+def _format_calls_for_template(message: Mapping[str, Any], *, has_text_arguments: bool) -> Any:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        if not has_text_arguments and isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                arguments = json.loads(arguments)
+        calls.append({"type": "function", "id": call["id"], "function": {"name": call["function"]["name"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def parse_openai_call(call: Mapping[str, Any]) -> Call:
+    """Parse a call in OpenAI's format; arguments that are no JSON object become none.
+
+    >>> parse_openai_call({"id": "a", "function": {"name": "now", "arguments": "{}"}}).arguments
+    {}
+    """
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+    return Call(str(call.get("id", "")), str(call["function"]["name"]), arguments if isinstance(arguments, Mapping) else {})

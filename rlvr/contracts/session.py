@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rlvr.contracts.chat_request import ChatRequest
 from rlvr.task import Message, check_payable
 from rlvr.turns import ToolResult, ToolSpec, Turn
 
@@ -27,13 +28,15 @@ class StepResult:
     """The result of each call of the turn, for the record."""
     reward: float = 0.0
     """What the turn earned, as in Gymnasium: the verifier `session_reward` adds it up. Another verifier may ignore it."""
+    request: ChatRequest | None = None
+    """The next call of an agent, which brings its whole conversation; None for a session that replies with messages."""
 
     def __post_init__(self) -> None:
         if isinstance(self.messages, str):
             raise ValueError(f"the messages of a StepResult are a text; write StepResult(make_user_prompt({self.messages!r:.60}))")
         object.__setattr__(self, "messages", tuple(self.messages))
         check_payable(self.reward, "the reward of a StepResult")
-        if not self.messages and not self.done:
+        if not self.messages and not self.done and self.request is None:
             raise ValueError("a StepResult has no message and does not end the conversation; give a message, or done=True")
         for message in self.messages:
             whole = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
@@ -72,6 +75,8 @@ class Session(ABC):
 
     max_artifact_bytes: ClassVar[int] = 1 << 20
     """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
+    warning: str = ""
+    """A problem of this conversation that does not change the verdict, for the record; read at the end. Empty: none."""
 
     def start_tools(self) -> Sequence[ToolSpec]:
         """Return the tools of the policy. Called once, before the prompt is rendered; slow preparation belongs here."""
@@ -80,6 +85,12 @@ class Session(ABC):
     def initial_messages(self) -> Sequence[Message]:
         """Return messages that follow the task's prompt. Called once, after `start_tools`."""
         return ()
+
+    def first_request(self) -> ChatRequest | None:
+        """Return the first call of an agent, which replaces the task's prompt; None for a session without an agent. Called once, after
+        `initial_messages`.
+        """
+        return None
 
     @abstractmethod
     def step(self, turn: Turn) -> StepResult | None:

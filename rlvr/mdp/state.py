@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlvr.contracts import StepResult, Tokenizer, Transcript
-from rlvr.episode import StopReason
+from rlvr.contracts.chat_request import ChatRequest
+from rlvr.episode import Segment, StopReason
+from rlvr.mdp.branches import ChatHistory, fork
 from rlvr.mdp.sessions import LazySession
 from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
@@ -42,12 +44,45 @@ class ConversationState:
     """True if the episode timeout has passed; the conversation then ends before the policy's next turn."""
     logprobs: list[float] = field(default_factory=list, compare=False)
     """The log-probability of each token under the policy; 0 for the tokens that it did not choose, and for a turn that was not sampled."""
+    request: ChatRequest | None = None
+    """The call of an agent that the policy answers now; None in a conversation without an agent."""
+    history: ChatHistory = field(default_factory=ChatHistory, compare=False)
+    """What the policy has answered to the calls of an agent."""
+    segments: list[Segment] = field(default_factory=list)
+    """The tree of `tokens` in a conversation with an agent; empty in others."""
+    branch: list[int] = field(default_factory=list, compare=False)
+    """The tokens of the branch that is being sampled, if there are segments."""
 
     def append(self, tokens: Sequence[int], *, is_policy: bool, logprobs: Sequence[float] = ()) -> None:
         """Append tokens, with their place in the action mask and their log-probabilities: the three lists have one length."""
         self.tokens += tokens
         self.action_mask += [is_policy] * len(tokens)
         self.logprobs += logprobs or [0.0] * len(tokens)
+        if self.segments:
+            self.branch += tokens
+
+    def append_request(self, request: ChatRequest, prompt: Sequence[int]) -> None:
+        """Append the prompt of an agent's call: only the tokens that no branch begins with."""
+        self.segments, known = fork(self.tokens, self.segments or [Segment(0)], prompt)
+        self.request, self.branch = request, list(prompt[:known])
+        self.append(prompt[known:], is_policy=False)
+        self.turn_start = len(self.tokens)
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens that the policy sees: all of them, or those of its branch."""
+        return self.branch if self.segments else self.tokens
+
+    @property
+    def context_turn_start(self) -> int:
+        """The position in `context` where the policy's current turn begins."""
+        return len(self.context) - (len(self.tokens) - self.turn_start)
+
+    @property
+    def tree(self) -> tuple[Segment, ...]:
+        """The segments for an episode: none where every token continues the one before it."""
+        kept = [segment for segment in self.segments if segment.start < len(self.tokens)]  # the last one may have got no token
+        return tuple(kept) if any(segment.parent != number - 1 for number, segment in enumerate(kept)) else ()
 
     @property
     def completions(self) -> list[str]:

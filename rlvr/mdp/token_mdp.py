@@ -17,15 +17,17 @@ end-of-turn token of the chat template is then appended as a token of the enviro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
-from rlvr.chat.tool_calling import CallStopCriterion, ToolFormat
+from rlvr.chat.tool_calling import StopTexts, ToolFormat, TurnStopCriterion
 from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
+from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError, SandboxOutage
 from rlvr.mdp.answer_faults import resolve_failed_verdict
+from rlvr.mdp.branches import get_path_tokens
 from rlvr.mdp.limits import validate_environment_attributes
 from rlvr.mdp.sessions import LazySession, build_session_record, build_unscored_verdict, call_with_exceptions, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
@@ -134,6 +136,9 @@ class TokenMDP:
     def render_prompt(self, state: ConversationState) -> None:
         """Render the prompt, with the tools and initial messages of the session. Uses the tokenizer, so it runs in its thread."""
         task, session_handle = state.task, state.session_handle
+        if session_handle and session_handle.first_request is not None:
+            self._append_request(state, session_handle.first_request)
+            return
         tokens = (
             self.tool_format.render_prompt((*task.prompt, *session_handle.initial_messages), session_handle.tools)
             if session_handle
@@ -177,8 +182,10 @@ class TokenMDP:
 
     def count_remaining_turn_tokens(self, state: ConversationState) -> int:
         """Return how many tokens the policy may still generate in this turn."""
-        whole = min(self.max_new_tokens - state.num_policy_tokens, self.max_length - len(state.tokens))
-        return min(whole, self.max_turn_tokens - len(state.tokens) + state.turn_start)
+        whole = min(self.max_new_tokens - state.num_policy_tokens, self.max_length - len(state.context))
+        asked = state.request.max_tokens if state.request is not None else None
+        limit = self.max_turn_tokens if asked is None else min(asked, self.max_turn_tokens)
+        return min(whole, limit - len(state.tokens) + state.turn_start)
 
     def step_token(self, state: ConversationState, token: int) -> None:
         """Append one policy token; if it closes the turn, step the session and append its reply."""
@@ -192,13 +199,18 @@ class TokenMDP:
             self.step_session(state)
             self.append_reply(state)
 
-    def build_stop_criterion(self, state: ConversationState) -> CallStopCriterion | None:
+    def build_stop_criterion(self, state: ConversationState) -> TurnStopCriterion | None:
         """Build the stop criterion of the current turn; None if only stop ids end it."""
-        return (
-            self.tool_format.build_stop_criterion(state.session_handle.tools, state.tokens, state.turn_start)
-            if state.session_handle
-            else None
-        )
+        if state.session_handle is None:
+            return None
+        call = self.tool_format.build_stop_criterion(self._get_tools(state), state.context, state.context_turn_start)
+        return StopTexts(state.request.stop, self.tokenizer, call) if state.request is not None and state.request.stop else call
+
+    def _get_tools(self, state: ConversationState) -> Sequence[ToolSpec]:
+        """Return the tools of the policy's current turn."""
+        if state.request is not None:
+            return state.request.tools
+        return state.session_handle.tools if state.session_handle else ()
 
     def find_turn_length(self, state: ConversationState, tokens: Sequence[int]) -> int:
         """Return how many of these tokens belong to the current turn, which ends with its first complete call.
@@ -253,7 +265,8 @@ class TokenMDP:
         ):
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "tokens"
         heard = self._close_turn(state, truncated=truncated)
-        state.turns[-1] = turn or state.turns[-1]
+        if turn is not None:  # the endpoint has parsed its text
+            state.turns[-1] = self._add_turn_to_history(state, turn)
         return heard
 
     def step_session(self, state: ConversationState) -> None:
@@ -280,6 +293,9 @@ class TokenMDP:
         if spent := self._find_exhausted_limit(state):  # no turn can follow the reply, so it is not appended
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, spent
             return
+        if (request := state.step_results[-1].request) is not None:
+            self._append_request(state, request)
+            return
         room = self.max_length - len(state.tokens)
         closing = [] if state.tokens[-1] in self._stop_ids else self.tool_format.turn_end_tokens
         ids = [*closing, *self._render_reply(state.step_results[-1].messages, room - len(closing))]
@@ -288,6 +304,30 @@ class TokenMDP:
             return
         state.append(ids, is_policy=False)
         state.turn_start = len(state.tokens)
+
+    def _append_request(self, state: ConversationState, request: ChatRequest) -> None:
+        """Append the prompt of an agent's call, in the branch that it continues, or end the conversation if it has no room."""
+        characters = sum(len(str(message.get("content") or "")) for message in request.messages)
+        prompt = [] if characters > MAX_CHARACTERS_PER_TOKEN * self.max_length else self._render_request(state, request)
+        if 0 < len(prompt) < self.max_length:
+            state.append_request(request, prompt)
+        elif not state.turns:
+            raise self._build_prompt_error(state.task, len(prompt) or characters)
+        else:
+            state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "window"
+
+    def _render_request(self, state: ConversationState, request: ChatRequest) -> list[int]:
+        """Render the prompt of an agent's call: after a turn that was sampled only what follows it, else the whole conversation."""
+        if found := state.history.find_continued_turn(request):
+            end, rest = found
+            closing = [] if state.tokens[end - 1] in self._stop_ids else self.tool_format.turn_end_tokens
+            with suppress(ConfigError, EnvError):  # the template writes no such messages after a turn
+                return [
+                    *get_path_tokens(state.tokens, state.segments, end),
+                    *closing,
+                    *self.tool_format.render_messages_after_turn(request.messages, len(rest)),
+                ]
+        return self.tool_format.render_conversation(request.messages, request.tools)
 
     def _render_reply(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
         """Render a reply. A very long text is not encoded completely if its beginning already exceeds the remaining tokens."""
@@ -308,7 +348,8 @@ class TokenMDP:
             return self._close_turn(state)
         if self.count_remaining_turn_tokens(state) > 0:
             return False
-        limit = "tokens" if state.num_policy_tokens >= self.max_new_tokens else "window" if len(state.tokens) >= self.max_length else "turn"
+        is_full = len(state.context) >= self.max_length
+        limit = "tokens" if state.num_policy_tokens >= self.max_new_tokens else "window" if is_full else "turn"
         if limit != "turn" or state.session_handle is None:  # a truncated turn is passed to the session
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, limit
         return self._close_turn(state, truncated=True)
@@ -322,12 +363,22 @@ class TokenMDP:
         """Close the policy's turn; return whether the session must be stepped. Without a session, the conversation ends."""
         text = self.tokenizer.decode(state.tokens[state.turn_start :])
         turn = Turn(text, content=text, finish_reason="length" if truncated else "stop")
-        tools = state.session_handle.tools if state.session_handle else ()
-        state.turns.append(self.tool_format.parse_turn(turn, len(state.turns), tools, state.tokens, state.turn_start) if tools else turn)
+        if (tools := self._get_tools(state)) or state.request is not None:
+            turn = self.tool_format.parse_turn(turn, len(state.turns), tools, state.context, state.context_turn_start)
+        state.turns.append(self._add_turn_to_history(state, turn))
         if not truncated and state.session_handle is None:
             state.step_results.append(DONE_RESULT)
             state.stop_reason = StopReason.TERMINATED
         return state.stop_reason is None
+
+    @staticmethod
+    def _add_turn_to_history(state: ConversationState, turn: Turn) -> Turn:
+        """Note what an agent is answered, so that a later call can continue it; return the turn with its numbers of tokens."""
+        if state.request is None:
+            return turn
+        turn = replace(turn, usage=(state.context_turn_start, len(state.tokens) - state.turn_start))
+        state.history.add_turn(state.request, turn, len(state.tokens))
+        return turn
 
     def _find_exhausted_limit(self, state: ConversationState) -> str:
         """Return the name of the limit that the policy has reached; empty if it may continue."""
@@ -432,6 +483,7 @@ class TokenMDP:
             verdict=verdict,
             text=self.get_verified_answer(state),
             turns=len(state.turns),
+            segments=state.tree,
             error="" if verdict.is_scored else verdict.reason,
             meta=({"truncated": state.truncation_reason} if state.truncation_reason else {})
             | (self._build_session_meta(state, state.session_handle) if state.session_handle else {}),

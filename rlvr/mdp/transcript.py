@@ -48,6 +48,8 @@ def decode_messages_after_prompt(row: Mapping[str, Any], tokenizer: Tokenizer) -
 def build_chat_prompt(state: ConversationState) -> ChatPrompt | None:
     """Build the chat prompt of a conversation with tools or initial messages; None for others, whose tokens are sufficient."""
     session_handle = state.session_handle
+    if state.request is not None:
+        return ChatPrompt(state.request.messages, state.request.tools)
     if session_handle is None or not (session_handle.tools or session_handle.initial_messages):
         return None
     return ChatPrompt(

@@ -95,7 +95,7 @@ class Conversation:
         turn = len(self.state.turns)
         state, seed = self.state, derive_seed(self.rollout_request.seed, turn)
         said, ends = (build_chat_prompt(state), self.mdp.build_stop_criterion(state)) if state.session_handle else (None, None)
-        return Request(list(state.tokens), self.mdp.count_remaining_turn_tokens(state), seed, self.rollout_request.task, turn, said, ends)
+        return Request(list(state.context), self.mdp.count_remaining_turn_tokens(state), seed, self.rollout_request.task, turn, said, ends)
 
     def append_completion(self, completion: Completion) -> None:
         """Append a completion. If it is invalid, set `error`."""
@@ -201,6 +201,7 @@ class Conversation:
             action_mask=state.action_mask,
             logprobs=state.logprobs,
             rewards=[0.0] * len(state.tokens),
+            segments=state.tree,
             stop_reason=StopReason.FAILED,
             policy_version=version,
             verdict=Verdict(None, reason, fault=Fault.INFRA),

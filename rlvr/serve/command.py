@@ -107,7 +107,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
     import uvicorn
 
     from rlvr.serve.app import ServiceRoutes
-    from rlvr.serve.connection import make_protocol_class
+    from rlvr.gateway.connection import make_protocol_class
     from rlvr.serve.guard import RequestGuard
     from rlvr.serve.metrics import ServiceMetrics
     from rlvr.serve.pool import ServicePool

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import EnvError
-from rlvr.mdp.records import step_result_from_json, tool_spec_from_json, turn_from_json
+from rlvr.mdp.records import load_step_results, tool_spec_from_json, turn_from_json
 from rlvr.mdp.sessions import load_recorded_transcript
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.rollout.rollout_request import RolloutRequest
@@ -33,7 +33,9 @@ MAX_REWARD_ROUNDING = 1e-6
 TRUNCATION_REASONS = ("turns", "tokens", "turn", "window", "time")
 READING_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """The exceptions of the readers of a session record that is not one."""
-SESSION_KEYS = frozenset(("seed", "tools", "initial_messages", "turns", "step_results", "verdict", "answer", "values", "files"))
+SESSION_KEYS = frozenset(
+    ("seed", "tools", "initial_messages", "first_request", "turns", "step_results", "verdict", "answer", "values", "files")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,8 @@ def find_wrong_size(episode: Episode, limits: EpisodeLimits) -> str:
         return f"it has {episode.turns} turns and {episode.num_policy_tokens} tokens of the policy"
     if episode.num_policy_tokens > limits.max_new_tokens:
         return f"it has {episode.num_policy_tokens} tokens of the policy, and {limits.max_new_tokens} are allowed"
-    if len(episode.tokens) > limits.max_length:
-        return f"it has {len(episode.tokens)} tokens, and {limits.max_length} are allowed"
+    if (longest := max(sum(end - start for start, end in branch) for branch in episode.branches)) > limits.max_length:
+        return f"it has {longest} tokens in a branch, and {limits.max_length} are allowed"
     return ""
 
 
@@ -257,7 +259,7 @@ def _has_session_types(record: Mapping[str, Any], turns: int) -> bool:
 def _is_readable(record: Mapping[str, Any], turns: int) -> bool:
     """Return whether the readers of a record get through; they raise if they do not."""
     _ = [turn_from_json(row).has_malformed_call for row in record.get("turns", ())]
-    _ = [step_result_from_json(row) for row in record.get("step_results", ())]
+    _ = load_step_results(record)
     _ = [tool_spec_from_json(row) for row in record.get("tools", ())]
     if "answer" in record or "verdict" in record:
         load_recorded_transcript(record)

@@ -1,0 +1,203 @@
+"""Any environment, played by an agent of your own: `{name: agent, env: bugfix, command: [mini, -t, "{task}"], trusted: true}`.
+
+The agent is a program, or a function `agent(client, task)`, that calls a model at the address that it finds in `OPENAI_BASE_URL` or
+`ANTHROPIC_BASE_URL`. Its calls become the turns of the policy: what it asks is the prompt, what the policy samples is the reply. Nothing is
+encoded again, and each token is trained in the context in which it was sampled; `Episode.segments` says which. The tasks, and the verdict
+on text and files, are those of the other environment, whose own tools are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import CapacityLimiter, Environment, Session
+from rlvr.contracts.toolsession import ToolSession
+from rlvr.errors import ConfigError
+from rlvr.gateway.agents import AgentClient, CommandAgent, FunctionAgent, RunningAgent
+from rlvr.gateway.calls import AgentCalls
+from rlvr.gateway.folder_session import FolderSandbox, FolderSession
+from rlvr.gateway.server import Gateway
+from rlvr.gateway.session import AgentSession
+from rlvr.registry.plugins import load_function_from_file
+from rlvr.task import Task
+
+TASK_FILE = "task.json"
+MODEL = "policy"
+"""The name of the model that an agent is told."""
+
+
+class Agent(Environment):
+    """The tasks and the verifier of another environment; the turns are the calls that an agent makes.
+
+    >>> import rlvr
+    >>> async def ask(client, task):
+    ...     await client.chat([{"role": "user", "content": task.question}])
+    ...
+    >>> env = rlvr.make_env("agent", env="arithmetic", function=ask)
+    >>> env.task("train", 0).question
+    '3+8='
+    """
+
+    needs = {"env": ""}
+    max_turns = 64
+    max_prompt_tokens = 16_384
+    max_new_tokens = 16_384
+
+    def __init__(
+        self,
+        *,
+        env: Environment,
+        command: Sequence[str] | None = None,
+        function: Callable[..., Any] | str | None = None,
+        stdin: str = "",
+        variables: dict[str, str] | None = None,
+        trusted: bool = False,
+        timeout_s: float = 600.0,
+        idle_timeout_s: float = 240.0,
+        max_turns: int | None = None,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        """Set the agent and its limits.
+
+        Args:
+            env: the environment that poses the tasks and verifies the answers.
+            command: the program and its arguments. In them and in `stdin`, {task} is the task's text, {url} the address of the gateway, {key}
+                the key of the episode, {model} the name of the model, and {task_file} a file with the task's messages as JSON.
+            function: instead of a command, a function `agent(client, task)`, or its name, path/to/file.py:function. What it returns is the
+                answer; None: the policy's last turn is.
+            stdin: what the program reads from its standard input.
+            variables: more environment variables of the program, with the same placeholders.
+            trusted: must be true for a command: the program, and what the policy lets it run, runs on this machine as you, in a temporary
+                folder that isolates nothing.
+            timeout_s: how long an agent may run.
+            idle_timeout_s: how long it may run without calling the model.
+            max_turns: the most calls in an episode.
+            max_new_tokens: how many tokens the policy may write in all calls together.
+        """
+        if (command is None) == (function is None):
+            raise ConfigError("an agent is a command or a function; give exactly one of the settings command and function")
+        if command is not None:
+            _check_command(command, trusted=trusted)
+        for name, value in (("timeout_s", timeout_s), ("idle_timeout_s", idle_timeout_s)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above 0")
+        self.env, self.verifier, self.splits = env, env.verifier, env.splits
+        self.command, self.stdin, self.variables = command, stdin, variables or {}
+        self.function = load_function_from_file(function, "agent") if isinstance(function, str) else function
+        self.timeout_s, self.idle_timeout_s = timeout_s, idle_timeout_s
+        self.max_turns = self.max_turns if max_turns is None else max_turns
+        self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if env.tools and command is not None:
+            env.sandbox = FolderSandbox()
+        self._gateway: Gateway | None = None
+        self._lock = threading.Lock()
+
+    def task(self, split: str, index: int) -> Task:
+        """Return the task of the other environment."""
+        return self.env.task(split, index)
+
+    def describe_size(self, split: str) -> str:
+        """Describe the number of tasks of the other environment."""
+        return self.env.describe_size(split)
+
+    def num_tasks(self, split: str) -> int | None:
+        """Return the number of tasks of the other environment."""
+        return self.env.num_tasks(split)
+
+    def gold(self, task: Task) -> str | None:
+        """Return None: nobody knows what an agent must be answered."""
+        return None
+
+    def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
+        """Return the limiters of the other environment."""
+        return self.env.get_session_limiters(task)
+
+    def new_session(self, task: Task, *, seed: int) -> Session:
+        """Open a session in which the agent plays the task."""
+        inner = self.env.new_session(task, seed=seed) if self.env.traits.has_sessions else None
+
+        def start(calls: AgentCalls, inner: Session | None) -> RunningAgent:
+            return self._start_agent(task, calls, inner)
+
+        return AgentSession(self._get_gateway(), start, inner=inner, timeout_s=self.timeout_s, idle_timeout_s=self.idle_timeout_s)
+
+    def _get_gateway(self) -> Gateway:
+        with self._lock:
+            self._gateway = self._gateway or Gateway()
+            return self._gateway
+
+    def _start_agent(self, task: Task, calls: AgentCalls, inner: Session | None) -> RunningAgent:
+        url = self._get_gateway().url
+        if self.function is not None:
+            return FunctionAgent(self.function, AgentClient(calls, url), task, on_end=calls.wake)
+        box = inner.sandbox_session if isinstance(inner, ToolSession) else None
+        own = None if isinstance(box, FolderSession) else FolderSandbox().create_session()
+        place = box if isinstance(box, FolderSession) else own
+        assert place is not None and self.command is not None
+        task_file = place.home / TASK_FILE
+        task_file.write_text(json.dumps({"id": task.id, "messages": [dict(message) for message in task.prompt]}), "utf-8")
+        text = "\n\n".join(str(message["content"]) for message in task.prompt)
+        values = {"task": text, "url": url, "key": calls.secret, "model": MODEL, "task_file": str(task_file)}
+        variables = {
+            "HOME": str(place.home),
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_BASE": f"{url}/v1",
+            "OPENAI_API_KEY": calls.secret,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": calls.secret,
+            **{name: _fill(value, values) for name, value in self.variables.items()},
+        }
+
+        def on_end() -> None:
+            calls.wake()
+            if own is not None:
+                own.close()
+
+        return CommandAgent(
+            [_fill(word, values) for word in self.command],
+            folder=place.folder,
+            variables=variables,
+            stdin=_fill(self.stdin, values),
+            on_end=on_end,
+        )
+
+    def close(self) -> None:
+        """Stop the gateway, and close the other environment."""
+        with self._lock:
+            gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            gateway.close()
+        self.env.close()
+        super().close()
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Replace each placeholder once; what a value contains is not replaced.
+
+    >>> _fill("ask {task} at {url}", {"task": "{url}", "url": "http://a"})
+    'ask {url} at http://a'
+    """
+    return re.sub("{(" + "|".join(values) + ")}", lambda found: values[found[1]], text)
+
+
+def _check_command(command: Sequence[str], *, trusted: bool) -> None:
+    if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+        raise ConfigError(f"command is {command!r:.80}; it must be a list of a program and its arguments, such as [python3, agent.py]")
+    program = os.path.expanduser(command[0])
+    if shutil.which(program) is None and not Path(program).is_file():
+        raise ConfigError(f"the program {command[0]!r} of command was not found; install it, or give its path")
+    if trusted is not True:
+        raise ConfigError(
+            "an agent that is a command runs on this machine as you, and so does what the policy lets it run; set trusted: true if that is "
+            "what you want, as in a container of your own"
+        )
+
+
+make = Agent

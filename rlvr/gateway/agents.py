@@ -1,0 +1,199 @@
+"""Agents: a command on this machine, or a function in this process, that calls the model through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlvr.errors import describe_exception
+from rlvr.gateway.calls import AgentCalls, GatewayError
+from rlvr.gateway.formats import ChatCompletions
+from rlvr.task import Task
+
+EPISODE_VARIABLE = "RLVR_AGENT_EPISODE"
+"""The environment variable by which the processes of an agent are found."""
+KILL_TIMEOUT_S = 5.0
+MAX_OUTPUT_BYTES = 64 << 10
+"""So much of the end of an agent's output is kept."""
+HIDDEN_VARIABLES = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "AWS_", "HF_", "WANDB_")
+"""Variables of this process with these in their names are not passed to an agent: it could read secrets of the user, or call another model."""
+
+
+class RunningAgent(ABC):
+    """An agent that has been started for one episode."""
+
+    final_answer: str | None = None
+    """The text that the agent returned as its answer; None if it returned none."""
+
+    @abstractmethod
+    def get_end(self) -> str | None:
+        """Return how the agent ended, empty if it ended well; None while it runs."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the agent and all that it started. May be called more than once."""
+
+    def read_output(self) -> str:
+        """Return the end of what the agent has printed."""
+        return ""
+
+
+class CommandAgent(RunningAgent):
+    """A program on this machine, in a process group of its own, whose output goes to a file."""
+
+    def __init__(
+        self, command: Sequence[str], *, folder: Path, variables: Mapping[str, str], stdin: str, on_end: Callable[[], None]
+    ) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- it is read until the end of the episode
+        self._mark = f"{EPISODE_VARIABLE}={uuid.uuid4().hex}".encode()
+        """What the environment of each process that the program starts has."""
+        self._process = subprocess.Popen(
+            list(command),
+            cwd=folder,
+            env={**_list_variables(), **variables, EPISODE_VARIABLE: self._mark.partition(b"=")[2].decode()},
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._feed, args=(stdin.encode("utf-8", "surrogatepass"), on_end), name="rlvr-agent", daemon=True).start()
+
+    def _feed(self, stdin: bytes, on_end: Callable[[], None]) -> None:
+        """Write the standard input, and wait for the end."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(stdin)
+            self._process.stdin.close()
+        except OSError:  # it has ended, or closed its input
+            pass
+        self._process.wait()
+        on_end()
+
+    def get_end(self) -> str | None:
+        """Return how the program ended."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        return (
+            "" if code == 0 else f"the agent was ended by {_name_signal(-code)}" if code < 0 else f"the agent ended with exit code {code}"
+        )
+
+    def kill(self) -> None:
+        """Kill the process group, and what has left it and still has the program's environment."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_TIMEOUT_S)
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if self._mark in (place / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(place.name), signal.SIGKILL)
+
+    def read_output(self) -> str:
+        """Return the end of what the program has printed."""
+        size = os.fstat(self._output.fileno()).st_size
+        data = os.pread(self._output.fileno(), MAX_OUTPUT_BYTES, max(0, size - MAX_OUTPUT_BYTES))
+        return data.decode("utf-8", "replace")
+
+
+class AgentClient:
+    """What a function that is an agent gets: the address and the key of its gateway for any client, and `chat` for a call without one.
+
+    `openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key)` works too.
+    """
+
+    def __init__(self, calls: AgentCalls, url: str) -> None:
+        self.base_url, self.api_key, self.model = f"{url}/v1", calls.secret, "policy"
+        self._calls = calls
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), max_tokens: int | None = None
+    ) -> dict[str, Any]:
+        """Return the assistant's message for a conversation; messages and tools have OpenAI's format.
+
+        Raises:
+            GatewayError: the request is invalid, or the episode is over.
+        """
+        body = {"messages": list(messages), "tools": list(tools), "max_tokens": max_tokens}
+        call = self._calls.submit(ChatCompletions().parse(body, {}), os.urandom(16))
+        is_delivered = False
+        try:
+            reply = await asyncio.wrap_future(call.reply)
+            is_delivered = True
+            return dict(reply.message)
+        finally:
+            self._calls.leave(call, is_delivered=is_delivered)
+
+
+class FunctionAgent(RunningAgent):
+    """A function `agent(client, task)` in a thread of this process; it may be a coroutine function, and may return the answer to verify.
+
+    Nothing can end a function from outside. Its calls are refused, which ends one that calls the model again.
+    """
+
+    def __init__(self, function: Callable[..., Any], client: AgentClient, task: Task, *, on_end: Callable[[], None]) -> None:
+        self._end: Future[str] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: asyncio.Task[Any] | None = None
+        self._is_killed = False
+        threading.Thread(target=self._run, args=(function, client, task, on_end), name="rlvr-agent", daemon=True).start()
+
+    def _run(self, function: Callable[..., Any], client: AgentClient, task: Task, on_end: Callable[[], None]) -> None:
+        async def run() -> Any:
+            self._loop, self._running = asyncio.get_running_loop(), asyncio.current_task()
+            if self._is_killed:
+                raise asyncio.CancelledError
+            found = function(client, task)
+            return await found if inspect.isawaitable(found) else found
+
+        try:
+            returned = asyncio.run(run())
+            self.final_answer = None if returned is None else str(returned)
+            self._end.set_result("")
+        except GatewayError as error:
+            self._end.set_result(f"the agent got an error of the gateway: {error}")
+        except BaseException as error:  # whatever somebody's code raises is how the agent ended
+            self._end.set_result(f"the agent raised {describe_exception(error)}")
+        on_end()
+
+    def get_end(self) -> str | None:
+        """Return how the function ended."""
+        return self._end.result() if self._end.done() else None
+
+    def kill(self) -> None:
+        """Cancel a coroutine function."""
+        self._is_killed = True
+        if self._loop is not None and self._running is not None and not self._end.done():
+            with suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._running.cancel)
+
+
+def wait_for_end(agent: RunningAgent, timeout_s: float) -> None:
+    """Wait until an agent has ended, or for a time."""
+    end = time.monotonic() + timeout_s
+    while agent.get_end() is None and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _list_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not any(part in name.upper() for part in HIDDEN_VARIABLES)}
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,299 @@
+"""The HTTP server of the gateway, on this machine alone, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from rlvr.errors import EnvError, MissingExtra
+from rlvr.gateway.calls import AgentCalls, ChatReply, GatewayError, ModelCall
+from rlvr.gateway.formats import WIRE_FORMATS, AnthropicMessages, Event, Responses, WireFormat, make_reply_id
+
+HOST = "127.0.0.1"
+MAX_BODY_BYTES = 64 << 20
+"""The largest body of a request: an agent sends its whole conversation with each call."""
+BODY_TIMEOUT_S, HEAD_TIMEOUT_S, START_TIMEOUT_S = 60.0, 30.0, 30.0
+"""The timeouts of a request's body and head, and of the start of the server."""
+QUIET_S, KEEPALIVE_S, POLL_S = 5.0, 10.0, 0.25
+"""A stream begins after the first, if there is no reply or error yet; then a comment keeps the connection alive every so often."""
+CHARACTERS_PER_TOKEN = 4
+_logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Serves the calls of agents. Each episode has an API key of its own; a request without one, or of an episode that is over, gets 401.
+
+    >>> with Gateway() as gateway:
+    ...     gateway.url.startswith("http://127.0.0.1:")
+    True
+    """
+
+    def __init__(self) -> None:
+        try:
+            import starlette  # noqa: F401
+            import uvicorn
+
+            from rlvr.gateway.connection import make_protocol_class
+        except ModuleNotFoundError as error:
+            raise MissingExtra(str(error.name), "serve") from error
+
+        self._episodes: dict[bytes, AgentCalls] = {}
+        self._socket = socket.socket()
+        self._socket.bind((HOST, 0))
+        self.url = f"http://{HOST}:{self._socket.getsockname()[1]}"
+        """The address, without `/v1`."""
+        config = uvicorn.Config(
+            self._build_app(),
+            http=make_protocol_class(HEAD_TIMEOUT_S),
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="rlvr-gateway", daemon=True)
+        self._started = threading.Event()
+        self._thread.start()
+        if not self._started.wait(START_TIMEOUT_S):
+            self.close()
+            raise EnvError(f"the gateway did not start within {START_TIMEOUT_S:g} s")
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            asyncio.get_running_loop().call_soon(self._started.set)
+            await self._server.serve(sockets=[self._socket])
+
+        asyncio.run(serve())
+
+    def register(self, calls: AgentCalls) -> None:
+        """Accept the calls of an episode."""
+        self._episodes[_hash(calls.secret)] = calls
+
+    def unregister(self, calls: AgentCalls, reason: str) -> None:
+        """Refuse the calls of an episode from now on, and those that wait."""
+        self._episodes.pop(_hash(calls.secret), None)
+        calls.close(reason)
+
+    def close(self) -> None:
+        """Stop the server; calls that wait are refused."""
+        for calls in list(self._episodes.values()):
+            self.unregister(calls, "the gateway was closed")
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- requests
+
+    def _build_app(self) -> Any:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        routes = [Route(wire.path, self._make_handler(wire), methods=["POST"]) for wire in WIRE_FORMATS]
+        routes += [
+            Route("/v1/messages/count_tokens", self._handle(self._count_tokens, AnthropicMessages()), methods=["POST"]),
+            Route("/v1/models", self._handle(self._list_models), methods=["GET"]),
+            Route("/v1/models/{model:path}", self._handle(self._get_model), methods=["GET"]),
+            Route("/", self._handle(self._say_hello, needs_key=False), methods=["GET", "HEAD"]),
+        ]
+        return Starlette(routes=routes)
+
+    def _handle(self, work: Any, wire: WireFormat = WIRE_FORMATS[0], *, needs_key: bool = True) -> Any:
+        """Wrap a handler: check the key first, and write errors in the client's format."""
+        from starlette.requests import ClientDisconnect, Request
+        from starlette.responses import JSONResponse, Response
+
+        async def handle(request: Request) -> Response:
+            try:
+                episode = self._find_episode(request.headers) if needs_key else None
+                response: Response = await work(request, episode)
+                return response
+            except GatewayError as error:
+                return JSONResponse(wire.format_error(error.status, str(error)), error.status, headers=error.headers)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:  # the message may quote a conversation
+                _logger.exception("the gateway failed")
+                return JSONResponse(wire.format_error(500, f"an error in the gateway: {type(error).__name__}"), 500)
+
+        return handle
+
+    def _find_episode(self, headers: Mapping[str, str]) -> AgentCalls:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        keys = [token.strip()] if kind.lower() == "bearer" else []
+        keys += [headers[name] for name in ("x-api-key", "api-key") if name in headers]
+        for key in keys:
+            digest = _hash(key)
+            if (episode := self._episodes.get(digest)) is not None and hmac.compare_digest(digest, _hash(episode.secret)):
+                return episode
+        raise GatewayError(401, "the API key is missing, or that of no running episode")
+
+    def _make_handler(self, wire: WireFormat) -> Any:
+        async def complete(request: Any, episode: AgentCalls) -> Any:
+            from starlette.responses import JSONResponse, StreamingResponse
+
+            data = await _read_body(request)
+            body = _parse_body(data)
+            chat_request = wire.parse(body, episode.conversations)
+            retry = request.headers.get("x-stainless-retry-count", "0")
+            call = episode.submit(
+                chat_request, hashlib.blake2b(wire.path.encode() + b"\0" + data, digest_size=16).digest(), is_retry=retry != "0"
+            )
+            is_streamed, reply_id = bool(body.get("stream")), make_reply_id()
+            try:
+                reply = await self._wait_for_reply(call, request, QUIET_S if is_streamed else None)
+            except BaseException:
+                episode.leave(call, is_delivered=False)
+                raise
+            if is_streamed:
+                return StreamingResponse(
+                    self._stream(wire, body, episode, call, reply, reply_id),
+                    media_type="text/event-stream",
+                    headers={"Cache-Control": "no-cache"},
+                )
+            assert reply is not None
+            _remember(wire, episode, call, reply, reply_id)
+            return _DeliveredResponse(JSONResponse(wire.format_reply(body, reply, reply_id)), episode, call)
+
+        return self._handle(complete, wire)
+
+    async def _wait_for_reply(self, call: ModelCall, request: Any, timeout_s: float | None) -> ChatReply | None:
+        """Wait for the reply; None after the timeout. Raises ClientDisconnect if the client goes away first."""
+        from starlette.requests import ClientDisconnect
+
+        reply = asyncio.wrap_future(call.reply)
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        while not reply.done():
+            await asyncio.wait([reply], timeout=POLL_S)
+            if reply.done():
+                break
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            if end is not None and loop.time() > end:
+                return None
+        return reply.result()
+
+    async def _stream(
+        self, wire: WireFormat, body: Mapping[str, Any], episode: AgentCalls, call: ModelCall, reply: ChatReply | None, reply_id: str
+    ) -> AsyncIterator[bytes]:
+        is_delivered = False
+        try:
+            if reply is None:
+                future = asyncio.wrap_future(call.reply)
+                while not future.done():
+                    yield b": the reply is being sampled\n\n"
+                    await asyncio.wait([future], timeout=KEEPALIVE_S)
+                try:
+                    reply = future.result()
+                except GatewayError as error:
+                    yield _format_event(
+                        ("error" if isinstance(wire, AnthropicMessages) else "", wire.format_error(error.status, str(error)))
+                    )
+                    return
+            _remember(wire, episode, call, reply, reply_id)
+            for event in wire.stream_reply(body, reply, reply_id):
+                yield _format_event(event)
+            if wire.end_of_stream:
+                yield f"data: {wire.end_of_stream}\n\n".encode()
+            is_delivered = True
+        finally:
+            episode.leave(call, is_delivered=is_delivered)
+
+    async def _count_tokens(self, request: Any, episode: AgentCalls) -> Any:
+        from starlette.responses import JSONResponse
+
+        data = await _read_body(request)
+        _parse_body(data)
+        return JSONResponse({"input_tokens": max(1, len(data) // CHARACTERS_PER_TOKEN)})
+
+    async def _list_models(self, request: Any, episode: AgentCalls) -> Any:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse({"object": "list", "data": [_describe_model("policy")], "has_more": False})
+
+    async def _get_model(self, request: Any, episode: AgentCalls) -> Any:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse(_describe_model(request.path_params["model"]))
+
+    async def _say_hello(self, request: Any, episode: AgentCalls | None) -> Any:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse({"name": "rlvr gateway"})
+
+
+class _DeliveredResponse:
+    """An ASGI response that notes whether the client has received it."""
+
+    def __init__(self, response: Any, episode: AgentCalls, call: ModelCall) -> None:
+        self._response, self._episode, self._call = response, episode, call
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_delivered = False
+        try:
+            await self._response(scope, receive, send)
+            is_delivered = True
+        finally:
+            self._episode.leave(self._call, is_delivered=is_delivered)
+
+
+async def _read_body(request: Any) -> bytes:
+    """Read the body within its limits of size and time."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise GatewayError(413, f"the body has more than {MAX_BODY_BYTES:,} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise GatewayError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    return b"".join(parts)
+
+
+def _parse_body(data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise GatewayError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise GatewayError(400, "the body must be a JSON object")
+    return body
+
+
+def _remember(wire: WireFormat, episode: AgentCalls, call: ModelCall, reply: ChatReply, reply_id: str) -> None:
+    """Keep a conversation for the client to refer to by the id of its response."""
+    if isinstance(wire, Responses):
+        episode.conversations[f"resp_{reply_id}"] = (*call.request.messages, reply.message)
+
+
+def _format_event(event: Event) -> bytes:
+    name, data = event
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+
+
+def _describe_model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0, "owned_by": "rlvr"}
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -1,0 +1,132 @@
+"""The session of an agent's episode: it starts the agent, and hands each of its calls to the rollout as the next turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlvr.contracts.chat_request import ChatRequest, build_assistant_message
+from rlvr.contracts.session import Session, StepResult
+from rlvr.errors import EnvError
+from rlvr.gateway.agents import RunningAgent
+from rlvr.gateway.calls import AgentCalls, ChatReply, ModelCall
+from rlvr.gateway.server import Gateway
+from rlvr.turns import ToolSpec, Turn
+
+POLL_S = 0.2
+MAX_QUOTE = 300
+
+
+class AgentSession(Session):
+    """An agent that plays one episode. Its calls are answered one after the other, in the order in which they arrive.
+
+    The episode ends when the agent ends. One that calls nothing for `idle_timeout_s`, or runs longer than `timeout_s`, is killed; what it
+    has done until then is verified.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        start: Callable[[AgentCalls, Session | None], RunningAgent],
+        *,
+        inner: Session | None = None,
+        timeout_s: float = 600.0,
+        idle_timeout_s: float = 240.0,
+    ) -> None:
+        """Prepare the session; `start_tools` starts the agent.
+
+        Args:
+            gateway: receives the agent's calls.
+            start: starts the agent, given its calls and the session of the task.
+            inner: the session of the task, with its files; None for a task without one.
+            timeout_s: how long the agent may run.
+            idle_timeout_s: how long it may run without a call.
+        """
+        self.gateway, self.inner, self.timeout_s, self.idle_timeout_s = gateway, inner, timeout_s, idle_timeout_s
+        self.calls = AgentCalls()
+        self._start = start
+        self._agent: RunningAgent | None = None
+        self._call: ModelCall | None = None
+        self._num_turns = 0
+        self._undelivered: list[int] = []
+        """The turns that no client was there to receive."""
+        self._deadline = 0.0
+
+    def start_tools(self) -> Sequence[ToolSpec]:
+        """Open the session of the task, and start the agent. It has tools of its own."""
+        if self.inner is not None:
+            self.inner.start_tools()
+        self.gateway.register(self.calls)
+        self._deadline = time.monotonic() + self.timeout_s
+        self._agent = self._start(self.calls, self.inner)
+        return ()
+
+    def first_request(self) -> ChatRequest | None:
+        """Wait for the agent's first call.
+
+        Raises:
+            EnvError: the agent ended without one.
+        """
+        request = self._take_next_call()
+        if request is None:
+            output = "" if self._agent is None else " ".join(self._agent.read_output().split())[-MAX_QUOTE:]
+            raise EnvError(
+                f"{self.warning or 'the agent ended'} before it called the model{f'; its output ends: {output}' if output else ''}"
+            )
+        return request
+
+    def step(self, turn: Turn) -> StepResult | None:
+        """Answer the agent's call, and wait for its next one, or for its end."""
+        assert self._call is not None
+        message = build_assistant_message(turn, self._call.request, f"call_{self._num_turns}")
+        reason = "length" if turn.finish_reason == "length" else "tool_calls" if "tool_calls" in message else "stop"
+        if not self.calls.answer(self._call, ChatReply(message, reason, *turn.usage)):
+            self._undelivered.append(self._num_turns)
+        self._num_turns += 1
+        request = self._take_next_call()
+        return StepResult(done=True) if request is None else StepResult(request=request)
+
+    def _take_next_call(self) -> ChatRequest | None:
+        """Take the next call; None once the agent has ended, or was killed at one of its limits."""
+        assert self._agent is not None
+        idle_deadline = time.monotonic() + self.idle_timeout_s
+        while True:
+            ended = self._agent.get_end()
+            if (call := self.calls.take(timeout_s=0 if ended is not None else POLL_S)) is not None:
+                self._call = call
+                return call.request
+            if ended is not None:
+                self.warning = ended
+                return None
+            now = time.monotonic()
+            if now > min(self._deadline, idle_deadline):
+                limit = f"run for {self.timeout_s:g} s" if now > self._deadline else f"called nothing for {self.idle_timeout_s:g} s"
+                self.warning = f"the agent had {limit} and was ended"
+                self._agent.kill()
+                return None
+
+    def select_answer(self, turns: Sequence[Turn]) -> str:
+        """Return what the agent returned, or the text of the policy's last turn without calls."""
+        if self._agent is not None and self._agent.final_answer is not None:
+            return self._agent.final_answer
+        answers = [turn for turn in turns if not turn.calls_needing_result_or_error]
+        last = [replace(turn, text=turn.content) for turn in answers[-1:]]
+        return self.inner.select_answer(last) if self.inner is not None else last[0].text if last else ""
+
+    def artifacts(self) -> Mapping[str, Any]:
+        """End the agent, and return the artifacts of the task's session."""
+        if self._agent is not None:
+            self._agent.kill()
+        return self.inner.artifacts() if self.inner is not None else {}
+
+    def close(self) -> None:
+        """Refuse further calls, end the agent, and close the session of the task."""
+        try:
+            self.gateway.unregister(self.calls, "it has a verdict")
+            if self._agent is not None:
+                self._agent.kill()
+        finally:
+            if self.inner is not None:
+                self.inner.close()

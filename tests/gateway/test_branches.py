@@ -1,0 +1,225 @@
+"""What an agent's calls become: branches of one episode, in which each sampled token stands once, after what the policy saw."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.chat.dialects.table import get_dialect
+from rlvr.contracts.chat_request import ChatRequest
+from rlvr.episode import Episode, Segment, StopReason
+from rlvr.gateway.agents import AgentClient
+from rlvr.gateway.calls import GatewayError
+from rlvr.mdp.branches import find_longest_path, fork, get_path_tokens
+from rlvr.rollout.replay import find_mismatch
+from rlvr.task import Task
+from rlvr.turns import Call
+
+LONG = "a question of more than sixteen characters"
+
+
+def play(agent: Callable[..., Any], answers: list[str], *, tokenizer: str = "bytes", **settings: Any) -> Episode:
+    env = rlvr.make_env("agent", env="arithmetic", function=agent, **settings)
+    with rlvr.Rollout(env, tokenizer, {"name": "scripted", "answers": answers}) as rollout:
+        [[episode]] = rollout.sample(env.task("train", 0), n=1, seed=1)
+        check_that_it_replays(rollout, episode)
+    env.close()
+    return episode
+
+
+def check_that_it_replays(rollout: rlvr.Rollout, episode: Episode) -> None:
+    """Stepping the policy's tokens again through `TokenEnv.step` gives the same tokens, mask and tree."""
+    if episode.stop_reason is StopReason.FAILED:
+        return
+    env = rlvr.TokenEnv(rollout.mdp.environment, tokenizer=rollout.mdp.tokenizer, obs="ids", max_new_tokens=rollout.mdp.max_new_tokens)
+    record = json.loads(json.dumps(episode.meta["session"]))
+    found = find_mismatch(env, "train", 0, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward, session=record)
+    assert found == "" and env.state is not None and env.state.tree == episode.segments
+
+
+def texts(episode: Episode) -> list[str]:
+    """Each branch as text, with the marks of roles as spaces."""
+    tokenizer = rlvr.load_tokenizer("bytes")
+    return [
+        tokenizer.decode([token for a, b in branch for token in episode.tokens[a:b]]).replace("\ufffd", " ").strip()
+        for branch in episode.branches
+    ]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_conversation_that_goes_on_is_one_branch() -> None:
+    async def agent(client: AgentClient, task: Task) -> None:
+        messages: list[Any] = [user(task.question)]
+        for text in ("sure?", "really?"):
+            messages += [await client.chat(messages), user(text)]
+        await client.chat(messages)
+
+    episode = play(agent, ["4", "yes", "11"])
+    assert texts(episode) == ["3+8= 4 sure? yes really? 11"]
+    assert episode.segments == () and episode.turns == 3 and episode.text == "11" and episode.reward == 1.0
+    assert episode.num_policy_tokens == len("4") + len("yes") + len("11") + 3  # each turn has its end
+
+
+def test_a_rewritten_history_and_a_second_conversation_are_branches() -> None:
+    async def agent(client: AgentClient, task: Task) -> None:
+        first = [user(LONG)]
+        reply = await client.chat(first)
+        await client.chat([*first, {**reply, "content": "a summary"}, user("go on")])  # rewritten
+        await client.chat([user("another one that has nothing in common")])
+        await client.chat([*first, reply, user("go on")])  # the first branch goes on
+
+    episode = play(agent, ["a long answer", "b", "c", "11"])
+    assert sorted(texts(episode)) == sorted(
+        [f"{LONG} a summary go on b", "another one that has nothing in common c", f"{LONG} a long answer go on 11"]
+    )
+    assert episode.num_policy_tokens == len("a long answer") + 1 + 2 + 2 + 3 and len(episode.turn_spans) == episode.turns == 4
+    assert len(episode.tokens) < sum(map(len, texts(episode)))  # what the branches share is there once
+
+
+def test_the_same_question_twice_gives_two_samples_after_one_prompt() -> None:
+    async def agent(client: AgentClient, task: Task) -> str:
+        for _ in range(3):
+            await client.chat([user(LONG)])
+        return "11"
+
+    episode = play(agent, ["one", "two", "three"])
+    assert texts(episode) == [f"{LONG} one", f"{LONG} two", f"{LONG} three"]
+    assert [b - a for a, b in episode.turn_spans] == [4, 4, 6] and episode.tokens.count(ord("q") + 4) == 1
+    assert episode.text == "11" and episode.reward == 1.0  # what the function returned is verified
+
+
+def test_ids_and_spaces_that_an_agent_writes_otherwise_change_no_branch() -> None:
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+        }
+    ]
+
+    async def agent(client: AgentClient, task: Task) -> None:
+        messages: list[Any] = [user(task.question)]
+        reply = await client.chat(messages, tools=tools)
+        [call] = reply["tool_calls"]
+        assert call["function"]["name"] == "add" and json.loads(call["function"]["arguments"]) == {"a": 3}
+        renamed = {"id": "mine", "type": "function", "function": {"name": "add", "arguments": '{ "a":3 }'}}
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [renamed]},
+            {"role": "tool", "tool_call_id": "mine", "content": "11"},
+        ]
+        await client.chat(messages, tools=tools)
+
+    episode = play(agent, [get_dialect("line").format_calls([Call("0.0", "add", {"a": 3})]), "11"])
+    assert episode.error == "" and episode.segments == () and episode.turns == 2 and episode.reward == 1.0
+
+
+def test_agents_that_end_badly_are_data_with_a_reason() -> None:
+    async def silent(client: AgentClient, task: Task) -> None:
+        raise RuntimeError("no idea")
+
+    async def broken(client: AgentClient, task: Task) -> None:
+        await client.chat([user(task.question)])
+        raise RuntimeError("after a call")
+
+    failed = play(silent, ["11"])
+    assert failed.stop_reason is StopReason.FAILED and not failed.is_scored
+    assert "the agent raised RuntimeError: no idea before it called the model" in failed.error
+    late = play(broken, ["11"])
+    assert late.reward == 1.0 and late.meta["trouble"] == "the agent raised RuntimeError: after a call"  # what it had done is verified
+
+
+def test_an_agent_that_calls_nothing_any_more_is_ended() -> None:
+    import asyncio
+
+    async def hangs(client: AgentClient, task: Task) -> None:
+        await client.chat([user(task.question)])
+        await asyncio.sleep(3600)
+
+    episode = play(hangs, ["11"], idle_timeout_s=0.3)
+    assert episode.stop_reason is StopReason.TERMINATED and episode.reward == 1.0
+
+
+def test_limits_end_the_episode_and_refuse_the_agent() -> None:
+    errors = []
+
+    async def talks(client: AgentClient, task: Task) -> None:
+        try:
+            for number in range(100):
+                await client.chat([user(f"{number} {LONG}")])
+        except GatewayError as error:
+            errors.append(error)
+
+    episode = play(talks, ["11"], max_turns=3)
+    assert episode.stop_reason is StopReason.TRUNCATED and episode.meta["truncated"] == "turns" and episode.turns == 3
+    assert len(texts(episode)) == 3
+
+
+def test_stop_texts_and_limits_of_a_call_end_the_turn() -> None:
+    replies = []
+
+    async def agent(client: AgentClient, task: Task) -> None:
+        from rlvr.gateway.formats import ChatCompletions
+
+        for body in ({"stop": ["END"]}, {"max_tokens": 3}):
+            call = client._calls.submit(ChatCompletions().parse({"messages": [user(LONG)], **body}, {}), str(body).encode())
+            import asyncio
+
+            replies.append(await asyncio.wrap_future(call.reply))
+
+    episode = play(agent, ["one END two"])
+    assert [(reply.message["content"], reply.finish_reason) for reply in replies] == [("one ", "stop"), ("one", "length")]
+    assert texts(episode) == [f"{LONG} one END", f"{LONG} one"]
+    assert [reply.completion_tokens for reply in replies] == [7, 3] and replies[0].prompt_tokens == len(LONG) + 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_forks_keep_every_path(seed: int) -> None:
+    """Prompts of random histories: each is on its path afterwards, and no token that they share is there twice."""
+    dice = random.Random(seed)
+    tokens, segments, prompts = list[int](), list[Segment](), list[list[int]]()
+    for number in range(12):
+        if not prompts or dice.random() < 0.2:
+            prompt = [1000 + number, *(dice.randrange(3) for _ in range(dice.randint(20, 40)))]
+        else:
+            old = dice.choice(prompts)
+            prompt = [*old[: dice.randint(1, len(old))], *(dice.randrange(3) for _ in range(dice.randint(1, 40)))]
+        segments, known = fork(tokens, segments or [Segment(0)], prompt)
+        before = len(tokens)
+        tokens += [*prompt[known:], 2000 + number]  # and a sampled token
+        prompts.append([*prompt, 2000 + number])
+        assert known == 0 or known >= 16 or known == len(prompt) or before == 0
+        for at, token in enumerate(tokens):
+            if token >= 2000:
+                assert get_path_tokens(tokens, segments, at + 1) == prompts[token - 2000]
+        Episode(
+            "t",
+            "g",
+            list(tokens),
+            [token >= 2000 for token in tokens],
+            [0.0] * len(tokens),
+            [0.0] * len(tokens),
+            StopReason.TERMINATED,
+            segments=tuple(segments),
+        )
+    longest = max(range(len(prompts)), key=lambda n: len(prompts[n]))
+    assert find_longest_path(tokens, segments, prompts[longest])[0] == len(prompts[longest])
+
+
+def test_a_request_of_other_tools_is_another_conversation() -> None:
+    from rlvr.mdp.branches import ChatHistory
+    from rlvr.turns import ToolSpec, Turn
+
+    history, first = ChatHistory(), ChatRequest((user("2+2="),))
+    history.add_turn(first, Turn("4", content="4"), 9)
+    later: tuple[Mapping[str, Any], ...] = (*first.messages, {"role": "assistant", "content": " 4\n"}, user("sure?"))
+    assert history.find_continued_turn(ChatRequest(later)) == (9, (user("sure?"),))
+    assert history.find_continued_turn(ChatRequest(later, (ToolSpec("now", "The time."),))) is None
+    assert history.find_continued_turn(ChatRequest((user("3+3="), *later[1:]))) is None
+    assert history.find_continued_turn(ChatRequest((*later, {"role": "assistant", "content": "x"}, user("?")))) is None
