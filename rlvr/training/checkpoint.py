@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -85,10 +85,12 @@ def publish_checkpoint(
     save_total_limit: int | None = DEFAULT_SAVE_TOTAL_LIMIT,
     best_reward_step: int = -1,
     safe_step: int = -1,
+    verified_step: int = -1,
 ) -> Path:
     """Write the state next to the weights, flush to disk, and publish the checkpoint.
 
-    `save_total_limit`: how many to keep; None for all. The newest ones up to `best_reward_step` and up to `safe_step` are kept besides.
+    `save_total_limit`: how many to keep; None for all. The newest ones up to `best_reward_step`, up to `safe_step` and up to
+    `verified_step` are kept besides.
     """
     home = partial.parent
     place = home / f"step-{progress.num_completed_steps:06d}"
@@ -100,19 +102,20 @@ def publish_checkpoint(
     _replace_link(home / "last", place.name)
     _fsync(home)
     found = _list_checkpoints(home.parent)
-    for old in set(found) - _choose_kept(found, save_total_limit, best_reward_step, safe_step):
+    for old in set(found) - _choose_kept(found, save_total_limit, best_reward_step, (safe_step, verified_step)):
         shutil.rmtree(old)
     return place
 
 
-def _choose_kept(found: list[Path], save_total_limit: int | None, best_reward_step: int, safe_step: int) -> set[Path]:
+def _choose_kept(found: list[Path], save_total_limit: int | None, best_reward_step: int, good_steps: Sequence[int]) -> set[Path]:
     """Choose the checkpoints that stay."""
     if not save_total_limit:
         return set(found)
     kept = {*found[-save_total_limit:], *[place for place in found if parse_step(place) <= best_reward_step][-1:]}
-    if safe_step >= 0:
-        safe = max(1, sum(parse_step(place) <= safe_step for place in found))
-        kept |= {*found[safe - 1 : safe + 1]}  # with the next one, which takes its place later
+    for step in good_steps:
+        if step >= 0:
+            good = max(1, sum(parse_step(place) <= step for place in found))
+            kept |= {*found[good - 1 : good + 1]}  # with the next one, which takes its place later
     return kept
 
 

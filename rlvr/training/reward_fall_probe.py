@@ -147,6 +147,33 @@ class RewardFallProbe:
         """Describe how the verifier no longer tells answers apart as it did, beyond its own noise; empty if it does."""
         return _describe_verifier_change(answers, scores, self.repeatability, self._num_measured)
 
+    def confirm_change(self, answers: Sequence[KeptAnswer], scores: Sequence[float | None], newest: Sequence[KeptAnswer]) -> str:
+        """Describe a change as `describe_change` does, after the newest answers were verified again: a verifier that seldom gives an answer
+        another score may have shown no noise at first, and one such score is no change.
+        """
+        known = _pair_scores(newest, self.verify_again(newest))
+        apart = sum(abs(before - now) > SAME_SCORE for before, now in known)
+        if self.repeatability < 1 - SAME_SCORE or not 0 < apart <= MAX_NOISE * len(known):
+            return self.describe_change(answers, scores)
+        noise = statistics.fmean((before - now) ** 2 for before, now in known)
+        spread = 2 * statistics.pvariance([answer.score for answer in answers])
+        return _describe_verifier_change(answers, scores, max(0.0, 1 - noise / spread) if spread else 0.0, len(known))
+
+    def find_last_step_before_change(self, steps: Sequence[tuple[int, Sequence[KeptAnswer]]]) -> tuple[int, bool] | None:
+        """Find the last of some steps in a row whose answers get other scores now, and whether all of that step came before the change:
+        else only few of its answers do. None if no step shows it, or if the newest does: the scores differ each time.
+        """
+        parts = list[tuple[int, float]]()
+        for step, answers in steps:
+            known = _pair_scores(answers, self.verify_again(answers))
+            parts.append((step, sum(abs(before - now) > SAME_SCORE for before, now in known) / max(1, len(known))))
+        most = max((part for _, part in parts), default=0.0)
+        changed = [(step, part) for step, part in parts if part > max(MAX_NOISE / 2, most / 8)]
+        if not changed or changed[-1][0] == parts[-1][0]:
+            return None
+        step, part = changed[-1]
+        return step, part >= most / 2
+
     def describe_noise(self, answers: Sequence[KeptAnswer]) -> str:
         """Describe how answers that got the same scores twice at first get another one each time now; empty if they do not."""
         if self.repeatability < 1 - SAME_SCORE:

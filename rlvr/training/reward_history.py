@@ -99,13 +99,13 @@ class RewardHistory:
             start = len(self) - length
             if start <= self._first or best_until is None:
                 break
-            best, recent = best_until(start), self._measure(start, len(self))
+            best, recent = best_until(start), self.measure(start, len(self))
             if not self._is_below(best, recent, bound):
                 continue
             # with the first step below the fall is known better; unless that was only one bad step long before
             middle = (best.mean + recent.mean) / 2
             since = next(place for place in range(best.end, len(self)) if self._rewards[place] < middle or place == start)
-            if self._is_below(best, whole := self._measure(since, len(self)), bound):
+            if self._is_below(best, whole := self.measure(since, len(self)), bound):
                 start, recent = since, whole
             level = best.mean - 0.25 * (best.mean - recent.mean)
             return Fall(best, recent, start, self._find_last_pair(level, best.start, start), is_lasting=recent.end - start >= LASTING_STEPS)
@@ -131,7 +131,8 @@ class RewardHistory:
         """The number of standard errors that is no accident; more while few steps show how large those errors are."""
         return FALL_SIGMAS * (1 + 4 / (len(self) - self._first))
 
-    def _measure(self, start: int, end: int) -> Steps:
+    def measure(self, start: int, end: int) -> Steps:
+        """Measure the mean reward of the places [start, end), and its standard error."""
         rewards = self._rewards[start:end]
         variance = max(self._estimate_step_variance(), math.fsum(self._variances[start:end]) / (end - start))
         return Steps(start, end, math.fsum(rewards) / len(rewards), math.sqrt(variance / len(rewards)))
@@ -156,7 +157,7 @@ class RewardHistory:
 
         def best_until(place: int) -> Steps:
             end = int(ends[place - self._first])
-            return self._measure(self._first + end - int(lengths[end]), self._first + end)
+            return self.measure(self._first + end - int(lengths[end]), self._first + end)
 
         self._best_until = best_until
         return best_until

@@ -254,6 +254,8 @@ class Trainer(Hinted):
             """The last of the best steps so far; the newest checkpoint up to this step is kept."""
             self.safe_step = -1
             """A step from before any trouble that can still show; the newest checkpoint up to it is kept too."""
+            self.verified_step = -1
+            """The last step in which the verifier was known to be as before; the newest checkpoint up to it is kept too."""
             if place is not None:
                 for line in run_on_main(accelerator, lambda: checkpoint.describe_skipped(folder, place)):
                     self._print(f"warning: {line}")
@@ -388,7 +390,7 @@ class Trainer(Hinted):
         run_on_main(accelerator, writer.wait_for_write)
         partial = run_on_main(accelerator, lambda: checkpoint.create_partial_folder(self.folder, step))
         tokenizer, base = to_transformers_tokenizer(self.tokenizer), str(self.config.model.path or self.folder / "base")
-        best_reward_step, safe_step = self.best_reward_step, self.safe_step
+        kept_steps = {"best_reward_step": self.best_reward_step, "safe_step": self.safe_step, "verified_step": self.verified_step}
 
         def publish(kept: Any) -> None:
             if kept["adapter"] is not None:
@@ -400,8 +402,7 @@ class Trainer(Hinted):
                 kept,
                 progress,
                 save_total_limit=self.config.log.save_total_limit,
-                best_reward_step=best_reward_step,
-                safe_step=safe_step,
+                **kept_steps,
             )
 
         def write_in_background(model: Any) -> None:

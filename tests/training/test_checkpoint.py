@@ -100,6 +100,18 @@ def test_one_from_before_the_steps_that_rules_need_is_kept_and_moves_on(tmp_path
     ]  # fmt: skip
 
 
+def test_one_from_before_the_last_check_of_the_verifier_is_kept_with_the_next(tmp_path: Path, model: Any) -> None:
+    for step in range(0, 19, 3):
+        partial = checkpoint.create_partial_folder(tmp_path, step)
+        model.save_pretrained(partial)
+        checkpoint.publish_checkpoint(partial, None, {}, Progress(step), verified_step=step - step % 8)
+    assert sorted(checkpoint.parse_step(place) for place in (tmp_path / "checkpoints").glob("step-*")) == [15, 18]
+    partial = checkpoint.create_partial_folder(tmp_path, 21)
+    model.save_pretrained(partial)
+    checkpoint.publish_checkpoint(partial, None, {}, Progress(21), verified_step=16)
+    assert sorted(checkpoint.parse_step(place) for place in (tmp_path / "checkpoints").glob("step-*")) == [15, 18, 21]
+
+
 def test_a_resume_goes_on_from_no_checkpoint_whose_weights_are_not_finite(tmp_path: Path) -> None:
     model = load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1)
     saved(tmp_path, model, 1)

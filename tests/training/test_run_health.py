@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import re
 from collections.abc import Callable
@@ -27,10 +28,10 @@ from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
 from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
-from rlvr.training.reward_fall_probe import Misplacement
+from rlvr.training.reward_fall_probe import KeptAnswer, Misplacement, RewardFallProbe
 from rlvr.training.run_health import RunHealth, Trouble
 from rlvr.training.run_health.causes import describe_penalty, explain_policy_change, find_common_reply
-from rlvr.training.run_health.rules import EqualAnswers, MisplacedReferences
+from rlvr.training.run_health.rules import ChangedVerifier, EqualAnswers, HeldOutFall, MisplacedReferences
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
 from rlvr.training.train_report import TrainReport, format_closing_lines
@@ -92,7 +93,7 @@ def test_the_most_common_reason_of_answers_without_a_score_is_quoted(reason: str
 def test_a_withheld_held_out_figure_is_said_once_while_the_run_goes_on() -> None:
     shown = io.StringIO()
     found = RunHealth(tiny_run(eval={"tasks": 8}), Console(file=shown, width=200))
-    trainer = cast(Any, SimpleNamespace(config=found.config, held_out_episodes=[], environment=Sums()))
+    trainer = cast(Any, SimpleNamespace(config=found.config, held_out_episodes=[], environment=Sums(), report_values={}))
     for step, accuracy in ((5, None), (10, None), (15, 0.5)):
         found.on_evaluate(trainer, step, accuracy)
     assert shown.getvalue().count("held-out figure of step") == 1 and "step 5 is withheld" in shown.getvalue()
@@ -128,7 +129,7 @@ def test_a_held_out_figure_far_below_an_earlier_one_is_trouble() -> None:
         return (first_trouble(found, rows) or (0, None))[1]
 
     trouble = find({5: 0.6, 10: 0.55, 15: 0.05})
-    assert trouble is not None and (trouble.since, trouble.last_good_step) == (15, 5) and "at step 5 it was 60.0%" in trouble.what
+    assert trouble is not None and (trouble.since, trouble.last_good_step) == (15, 10) and "at step 5 it was 60.0%" in trouble.what
     assert find({5: 0.6, 10: 0.35}) is None and find({5: 0.6, 10: 0.0}, tasks=20) is not None and find({5: 0.6, 10: 0.0}, tasks=5) is None
 
 
@@ -392,7 +393,11 @@ def test_a_verifier_that_pays_for_everything_or_turns_round_is_found_though_no_r
     tmp_path: Path, change: Callable[[float], float], words: str
 ) -> None:
     DOWN["from"] = 16 * 10 + 1  # the best steps are then those that the changed verifier pays for
-    with pytest.raises(CheckFailed, match=f"after step 16: since step 16 the verifier scores .*\n.*{words}") if words else nullcontext():
+    with (
+        pytest.raises(CheckFailed, match=f"after step 16: since step 9 the verifier scores .*\n.*{words}.*\nkept: .* of step 8 ")
+        if words
+        else nullcontext()
+    ):
         run_sums(tmp_path / "run", Changed(change), train={"steps": 17}, eval={"tasks": 0}, health={"patience": 1})
 
 
@@ -426,7 +431,8 @@ def test_weights_that_an_optimizer_does_not_change_are_no_training(tmp_path: Pat
             getattr(optimizer, "optimizer", optimizer).step = lambda *args, **kwargs: None
 
     with pytest.raises(
-        CheckFailed, match=r"since step [12] no step has changed the weights.*\n.*There is a gradient and the weights stay as they are"
+        CheckFailed,
+        match=r"since step [12] no step has changed the weights.*\n.*There is a gradient, and the step of the optimizer leaves the weights as they are",
     ):
         run_sums(tmp_path / "run", Match(), Freeze(), train={"steps": 9}, eval={"tasks": 0}, health={"max_steps_without_gradient": 3})
 
@@ -589,11 +595,11 @@ def test_a_wrong_sign_stops_a_run_after_eight_steps_and_comes_before_the_learnin
 def test_a_sampler_whose_weights_are_no_longer_the_trainers_is_named_at_once() -> None:
     rows = [row(k, mismatch_kl=1e-14 if k < 10 else 0.002) for k in range(1, 30)]
     step, trouble = first_trouble(health(), rows) or (0, None)
-    assert step == 12 and trouble is not None and (trouble.since, trouble.last_good_step) == (10, 8)
+    assert step == 12 and trouble is not None and (trouble.since, trouble.last_good_step) == (10, 9)
     assert "samples from other weights than the trainer's" in trouble.cause
     once = [row(k, mismatch_kl=1e-14 if k < 2 else 0.1) for k in range(1, 30)]  # the sampler took the weights once
     step, trouble = first_trouble(health(), once) or (0, None)
-    assert step == 4 and trouble is not None and (trouble.since, trouble.last_good_step) == (2, 0)
+    assert step == 4 and trouble is not None and (trouble.since, trouble.last_good_step) == (2, 1)
     config = tiny_run()
     rounded = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
     assert first_trouble(RunHealth(rounded), once) is None
@@ -932,3 +938,89 @@ def test_the_table_of_a_run_has_no_blanks_at_the_ends_of_lines_in_a_file() -> No
 def test_bounds_that_cannot_be_are_refused() -> None:
     with pytest.raises(Exception, match=r"health.max_unscored"):
         validate_config({"env": "arithmetic", "model": {"path": "x"}, "health": {"max_unscored": 2.0}}, "here")
+
+
+def measure_gap(
+    held_out: Callable[[int], float], reward: Callable[[int], float], *, tasks: int = 40, resume_at: int = 0, steps: int = 40
+) -> tuple[list[str], Trouble | None]:
+    """Follow a run with an evaluation every 4 steps, in which the first so many of the tasks are right; return what it warned of."""
+    shown = io.StringIO()
+    config = tiny_run(eval={"tasks": tasks, "every": 4}, rollout={"prompts_per_step": 16, "num_generations": 8})
+    found, dice = RunHealth(config, Console(file=shown, width=1000)), random.Random(0)
+    one_process = SimpleNamespace(num_processes=1)
+    trainer = cast(Any, SimpleNamespace(config=config, environment=Sums(), report_values={}, is_resumed=True, accelerator=one_process))
+    for step in range(steps + 1):
+        one = row(step, reward(step) + dice.gauss(0, 0.05), reward_stderr=0.05)
+        if step % 4 == 0:
+            right = [index < held_out(step) * tasks for index in range(tasks)]
+            trainer.held_out_episodes = [
+                Episode(
+                    "t", "g", [index, 1], [False, True], [0.0] * 2, [0.0, float(ok)], StopReason.TERMINATED, 0, Verdict(float(ok), ""), "7"
+                )
+                for index, ok in enumerate(right)
+            ]
+            found.on_evaluate(trainer, step, sum(right) / tasks)
+            one["eval/accuracy"] = sum(right) / tasks
+        if not step:
+            trainer.report_values["accuracy_before"] = one["eval/accuracy"]
+        elif (trouble := found.observe(one)) is not None:
+            return shown.getvalue().splitlines(), trouble
+        if step and step == resume_at:
+            rows, found = found.run.rows, RunHealth(config, Console(file=shown, width=1000))
+            trainer.report_values = json.loads(json.dumps(trainer.report_values))
+            for earlier in rows:
+                found.run.add(earlier)
+            for rule in found.rules:
+                if isinstance(rule, HeldOutFall):
+                    rule.begin(trainer)
+        found.run.trainer = trainer
+    return shown.getvalue().splitlines(), None
+
+
+@pytest.mark.parametrize("resume_at", [0, 22])
+def test_a_reward_that_rises_while_the_held_out_figure_falls_is_told_once_and_far_below_it_stops_the_run(resume_at: int) -> None:
+    rises = lambda step: 0.4 + step / 80  # noqa: E731
+    told, trouble = measure_gap(lambda step: 0.45 if step < 24 else 0.25, rises, resume_at=resume_at)
+    assert trouble is None and len(told) == 1 and "learns something that the training reward pays" in told[0]
+    told, trouble = measure_gap(lambda step: 0.45 if step < 24 else 0.05, rises, tasks=100, resume_at=resume_at)
+    assert trouble is not None and (trouble.since, trouble.last_good_step) == ((24, 20))
+    assert "learns something that the training reward pays" in trouble.cause
+
+
+@pytest.mark.parametrize(
+    ("held_out", "reward"),
+    [
+        (lambda step: 0.45 if step < 24 else 0.3, lambda step: 0.4),  # neither is learned
+        (lambda step: 0.4 + step / 80, lambda step: 0.4 + step / 80),
+        (lambda step: 0.85 - 0.1 * (step % 8 == 0), lambda step: 0.4 + step / 80),  # samples get as good as the greedy answer
+        (lambda step: 0.05 + step / 200 - 0.05 * (step % 8 == 0), lambda step: 0.4 + step / 80),  # harder tasks
+    ],
+)
+def test_a_noisy_held_out_figure_of_few_tasks_is_no_gap(held_out: Callable[[int], float], reward: Callable[[int], float]) -> None:
+    assert measure_gap(held_out, reward) == ([], None)
+
+
+def test_five_tasks_that_are_all_right_by_luck_once_are_no_level_to_fall_from() -> None:
+    told, trouble = measure_gap(lambda step: 1.0 if step == 8 else 0.2 if step == 20 else 0.6, lambda step: 0.5, tasks=5)
+    assert (told, trouble) == ([], None)
+
+
+def test_a_verifier_that_seldom_gives_another_score_has_not_changed() -> None:
+    """Where nearly all answers are wrong, one that scored by accident is the only one that scored."""
+    for seed in range(60):
+        dice, found = random.Random(seed), health()
+        [rule] = [rule for rule in found.rules if isinstance(rule, ChangedVerifier)]
+        calls = [0]
+
+        def verify(asked: Any, dice: random.Random = dice, calls: list[int] = calls) -> list[float]:
+            calls[0] += len(asked)
+            return [float(dice.random() < (0.02 if calls[0] > 32 else 0.0)) for _ in asked]
+
+        probe = RewardFallProbe(cast(Any, SimpleNamespace(environment=None, config=found.config, accelerator=None)))
+        setattr(probe, "_verify", verify)  # noqa: B010
+        found.run.probe = probe
+        for step in range(1, 41):
+            scores = [1.0] + [0.0] * 31 if step % 8 in (0, 1) else [float(dice.random() < 0.02) for _ in range(32)]
+            found.run._step_answers = [KeptAnswer(Task(f"{k}", id=str(k)), "x", None, score) for k, score in enumerate(scores)]
+            found.run.rows.append(row(step))
+            assert not isinstance(rule.check(), Trouble), seed

@@ -8,6 +8,7 @@ that caused it, so that a resume goes on from before.
     run_health.py   the callback, which asks every rule after each step
     rules.py        what a rule is, and one class for each
     evidence.py     what rules look at: the metrics of all steps, and answers that are kept
+    held_out.py     the held-out scores of the evaluations, task by task
     causes.py       the likely cause of a trouble, where several rules share it
 """
 

@@ -91,12 +91,8 @@ def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None)
         return f"The tools give other results than in step {run.best_answers_step}: {told}. Look at the tool and its service"
     rewards = compute_mean(before, "reward"), compute_mean(after, "reward")
     if rewards[0] is not None and rewards[1] is not None and rewards[1] > rewards[0] and fall is None:
-        distinct, groups = run.count_prompts()
-        if groups >= MIN_GROUPS and distinct <= MAX_DISTINCT * groups:
-            return (
-                f"The policy overfits to few prompts: the {groups} groups of the last steps have {distinct} distinct ones, on which the reward "
-                f"rose from {rewards[0]:.3g} to {rewards[1]:.3g}. Look for rows that were repeated or lost, and train on more tasks"
-            )
+        if told := _describe_few_prompts(run, rewards[0], rewards[1]):
+            return told
         part = f", and {run.fallen_component.what}" if run.fallen_component is not None else ""
         return (
             f"The reward pays for it: it was {rewards[0]:.3g} before and is {rewards[1]:.3g} now{part}. Read the answers of this step in "
@@ -147,6 +143,29 @@ def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None)
         f"No single update just before was large, so many have gone the same way: train.learning_rate ({rate:g}) is too high for batches "
         "of this size, or nothing holds the policy back (algorithm.beta), or the reward pays for it. Read the answers of this step in "
         "episodes.jsonl"
+    )
+
+
+def explain_reward_without_held_out(run: RunEvidence, before: float, now: float) -> str:
+    """Explain that the reward has risen while the held-out figure has fallen."""
+    if told := _describe_few_prompts(run, before, now):
+        return told
+    part = f"; {run.fallen_component.what}" if run.fallen_component is not None else ""
+    return (
+        f"The policy learns something that the training reward pays and the held-out tasks do not: the reward rose from {before:.3g} to "
+        f"{now:.3g}{part}. Read answers with a high reward in episodes.jsonl: if they are wrong, the verifier has a loophole (`rlvr audit` "
+        "looks for some); if they are right, the policy knows the training tasks by heart, or the held-out tasks are of another kind"
+    )
+
+
+def _describe_few_prompts(run: RunEvidence, before: float, now: float) -> str:
+    """Say that the reward has risen on few prompts; empty if there are many."""
+    distinct, groups = run.count_prompts()
+    if groups < MIN_GROUPS or distinct > MAX_DISTINCT * groups:
+        return ""
+    return (
+        f"The policy overfits to few prompts: the {groups} groups of the last steps have {distinct} distinct ones, on which the reward "
+        f"rose from {before:.3g} to {now:.3g}. Look for rows that were repeated or lost, and train on more tasks"
     )
 
 

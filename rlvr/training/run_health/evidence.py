@@ -105,6 +105,8 @@ class RunEvidence:
         self.checked_answers: list[KeptAnswer] = []
         """Answers of a step in which the verifier was known to be as before, to be verified again."""
         self.checked_step = 0
+        self.verified_step = -1
+        """The last step in which the verifier was known to be as before; -1 until it was verified."""
         self._best_answers: list[tuple[int, list[KeptAnswer]]] = []
         """Answers of the best steps so far, with the places of the steps in `scored_rows`."""
         self._step_answers: list[KeptAnswer] | None = None

@@ -11,17 +11,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.errors import CheckFailed
 from rlvr.training.processes import run_and_all_gather, run_on_main
 from rlvr.training.reward_fall_probe import MAX_ANSWERS, SAME_SCORE, FallCause, KeptAnswer, RewardFallProbe, keep_answers
-from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS
+from rlvr.training.reward_history import LASTING_STEPS, Steps
 from rlvr.training.run_health import causes
 from rlvr.training.run_health.causes import Trouble
 from rlvr.training.run_health.evidence import MAX_QUOTE, WINDOW_STEPS, ComponentFall, Row, RunEvidence, compute_mean, is_number
+from rlvr.training.run_health.held_out import HeldOutChange, HeldOutHistory, compare_figures
 from rlvr.training.task_changes import TaskChange, TaskChanges, list_places
 from rlvr.training.train_report import TrainReport
 
@@ -233,16 +234,18 @@ class MissingGradient(HealthRule):
             return None
         what = f"no step has changed the weights for {count} steps (health.max_steps_without_gradient is {bound})"
         cause, reward, probe, checked = self._explain(rows), compute_mean(rows, "reward"), run.probe, run.checked_answers
+        since = run.get_first_step(count)
         if probe is not None and reward is not None:
             if told := run.examine_or_reuse("verifier", lambda: probe.describe_change(checked, probe.verify_again(checked))):
                 cause = causes.explain_changed_verifier(run, checked, f"of step {run.checked_step}", told)
+                return Trouble("gradient", since, what, cause, since - 1)
             elif reward > 0 and run.examine_or_reuse("saturation", lambda: self._is_saturated(probe, rows, reward)):
                 run.solved_reward = reward - SAME_SCORE
                 run.warn(
                     f"since step {rows[0]['step']} every answer scores {reward:.3g}, and a wrong one would score less: nothing is left to learn"
                 )
                 return None
-        return causes.make_weight_trouble(run, "gradient", run.get_first_step(count), what, cause)
+        return causes.make_weight_trouble(run, "gradient", since, what, cause)
 
     def check_end(self, trainer: Trainer, report: TrainReport) -> None:
         """Stop a run that never had a gradient. A few steps without may be bad luck, unless no answer has a score."""
@@ -281,7 +284,11 @@ class MissingGradient(HealthRule):
         if any(row["step"] in run.weights.idle_steps and row.get("grad_norm") for row in rows):
             dtype = config.model.dtype
             small = "" if dtype == "float32" else f", or each update is smaller than {dtype} can express; use model.dtype=float32"
-            return f"There is a gradient and the weights stay as they are: the optimizer does not hold these weights{small}"
+            return (
+                "There is a gradient, and the step of the optimizer leaves the weights as they are: it was made for other tensors than the weights "
+                "of this model (somebody replaced the model, its parameters or the optimizer later), or its step does nothing. Look for a "
+                f"callback, or code of your own, that touches the model or the optimizer{small}"
+            )
         if run.misplaced_references:
             return run.misplaced_references
         reward, cut = compute_mean(rows, "reward"), compute_mean(rows, "completions/clipped_ratio") or 0.0
@@ -400,7 +407,7 @@ class SamplerJump(HealthRule):
         now = compute_mean(run.rows[-count:], "mismatch_kl") or 0.0
         what = f"the sampler and the trainer differ by {now:.2g} nats per token; up to step {agreed} it was {least:.1g}"
         cause = run.weights.explain_foreign_weight_change(agreed + 1, agreed + 2) or SAMPLER_HAS_OTHER_WEIGHTS
-        return Trouble("mismatch", run.get_first_step(count), what, cause, max(0, agreed - 1))
+        return Trouble("mismatch", run.get_first_step(count), what, cause, agreed)  # the update of that step had the right answers
 
 
 class SamplerMismatch(HealthRule):
@@ -479,42 +486,69 @@ class RewardFall(HealthRule):
 
 
 class HeldOutFall(HealthRule):
-    """The newest held-out figure is far below the best earlier one, or missing because answers have no score."""
+    """The newest held-out figure is far below an earlier one, or falls while the reward rises, or is missing because answers have no score.
 
+    A fall beyond `health.max_reward_drop` stops the run. A smaller one, or one that few tasks leave in doubt, is a warning where the reward
+    rises: the policy learns what only the training reward pays.
+    """
+
+    STORED_SCORES = "held_out_scores"
+    """Where a checkpoint's progress has the held-out scores of the evaluations before it."""
+    GAP_SIGMAS = 4.0
+    """By how many standard errors the reward must have risen, above the held-out figure, and more than it."""
+    FIRST_SIGMAS, CHOSEN_SIGMAS = 2.25, 3.5
+    """By how many a held-out figure must have fallen besides: from the first evaluation, or from the one of many that shows it most."""
+    NEAR_STEPS = 4
+    """The steps before and after evaluations whose rewards are compared with these."""
     checks_if_others_find_nothing = True
     _best_accuracy = -math.inf
     _best_answers: Sequence[KeptAnswer] = ()
     """Answers of the best evaluation so far."""
 
+    def __init__(self, run: RunEvidence) -> None:
+        super().__init__(run)
+        self._history = HeldOutHistory()
+
+    def begin(self, trainer: Trainer) -> None:
+        """Take the scores of the evaluations before a resume."""
+        if trainer.is_resumed:
+            self._history.restore(trainer.report_values.get(self.STORED_SCORES, []))
+
     def check(self) -> Finding:
-        """Compare the figure of the newest step, if it has one, with the best of those before."""
+        """Compare the figure of the newest step, if it has one, with those before."""
         rows = self.run.rows
-        if not is_number(rows[-1].get("eval/accuracy")):
+        if not is_number(rows[-1].get("eval/accuracy")) or self.config.data is not None:
             return None
         before = self.run.trainer.report_values.get("accuracy_before") if self.run.trainer is not None else None
         known: list[tuple[int, Any]] = [(0, before), *((int(row["step"]), row.get("eval/accuracy")) for row in rows)]
         figures = [(at, float(value)) for at, value in known if is_number(value)]
         if len(figures) < 2:
             return None
-        (at, high), (_, now) = max(figures[:-1], key=lambda one: one[1]), figures[-1]
-        if not self._has_fallen(high, now, self.config.eval.tasks):
+        fall = self._find_fall(figures)
+        if fall is None:
+            self._warn_of_gap()
             return None
-        change = self._explain_fall(high, now, self.config.eval.tasks)
+        change = self._explain_fall(fall.high, fall.now)
         if change is FallCause.SCORING:
             return None
-        since = next(later for later, value in figures if later > at and value < (high + now) / 2)
-        what = f"the held-out figure is {now:.1%}; at step {at} it was {high:.1%}"
-        return causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, since))._replace(last_good_step=at)
+        since, good = self._locate(fall, figures)
+        trouble = causes.make_weight_trouble(self.run, "held-out", since, fall.describe(), self._explain(change, fall, since))
+        return trouble._replace(last_good_step=good)
 
     def check_evaluation(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
-        """Keep the best held-out accuracy; report missing ones, and stop before training if no held-out answer has a score."""
-        if accuracy is not None and accuracy >= self._best_accuracy:
-            self._best_accuracy = accuracy
-            self._best_answers = keep_answers(trainer.environment, trainer.held_out_episodes)
+        """Keep the scores; report missing ones, and stop before training if no held-out answer has a score."""
+        episodes = trainer.held_out_episodes
+        if accuracy is not None:
+            prompts = [(*episode.tokens[: episode.prompt_length],) for episode in episodes]
+            self._history.add(step, [episode.reward if episode.is_scored else None for episode in episodes], prompts)
+            trainer.report_values[self.STORED_SCORES] = self._history.to_json()
+            if accuracy >= self._best_accuracy:
+                self._best_accuracy = accuracy
+                self._best_answers = keep_answers(trainer.environment, episodes)
         if accuracy is not None or not trainer.config.eval.tasks or self.bounds.action == "off":
             return
-        lost = [str(episode.error) for episode in trainer.held_out_episodes if not episode.is_scored]
-        if not step and self.bounds.action == "stop" and len(lost) == len(trainer.held_out_episodes):
+        lost = [str(episode.error) for episode in episodes if not episode.is_scored]
+        if not step and self.bounds.action == "stop" and len(lost) == len(episodes):
             raise CheckFailed(
                 f"none of the {len(lost)} held-out answers before training has a score (mostly: {Counter(lost).most_common(1)[0][0][:MAX_QUOTE]})\n"
                 "likely cause: Not the answers but the verifier, its sandbox or the references of the split "
@@ -524,7 +558,7 @@ class HeldOutFall(HealthRule):
             self.run.warn_once("withheld", f"the held-out figure of step {step} is withheld: more than 2 % of the answers have no score")
 
     def check_end(self, trainer: Trainer, report: TrainReport) -> None:
-        """Stop a run that ends with too many unscored held-out answers, or with a much worse accuracy than before training."""
+        """Stop a run that ends with too many unscored held-out answers, or with a much worse accuracy than before."""
         answers, lost = report.held_out_answers, report.held_out_unscored
         if report.accuracy_after is None and answers and lost > answers * (self.bounds.max_unscored or 1.0):
             raise CheckFailed(
@@ -532,31 +566,99 @@ class HeldOutFall(HealthRule):
                 f"the verifier, its sandbox or the references of the split {trainer.config.eval.split!r}; the reasons are in the log"
             )
         before, after, count = report.accuracy_before, report.accuracy_after, report.held_out_tasks
-        if before is None or after is None or not self.run.rows or before <= after:
+        if before is None or after is None or not self.run.rows or self.config.data is not None:
             return
+        ended = report.steps
+        known: list[tuple[int, Any]] = [(int(row["step"]), row.get("eval/accuracy")) for row in self.run.rows if row["step"] < ended]
+        figures = [(0, before), *((at, float(value)) for at, value in known if is_number(value)), (ended, after)]
+        whole, fall = compare_figures(before, after, count, 0, ended), self._find_fall(figures, count)
         told = f"held-out {before:.1%} -> {after:.1%} on {count} tasks"
-        if not self._has_fallen(before, after, count):
-            is_beyond_chance = self._has_fallen(before, after, count, bound=0.0)
-            if is_beyond_chance and self._explain_fall(before, after, count, bound=0.0) is FallCause.UNKNOWN:
+        if fall is None:
+            if not self._warn_of_gap() and whole and whole.is_certain and self._explain_fall(before, after) is FallCause.UNKNOWN:
                 self.run.warn(f"the policy is worse than before training, beyond chance: {told}")
             return
-        if (change := self._explain_fall(before, after, count)) is FallCause.SCORING:
+        if (change := self._explain_fall(fall.high, fall.now)) is FallCause.SCORING:
             self.run.warn(f"{told}; the verifier scores the same answers so much lower now, so the policy may be as good as before")
             return
-        since = max(1, self.run.best_reward_step + 1)
-        what = f"the policy has become much worse: {told}"
-        trouble = causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, since))
+        since, good = self._locate(fall, figures)
+        if len(figures) == 2 and self._measure_reward_rise(fall) is None:  # the rewards tell more
+            since = max(1, self.run.best_reward_step + 1)
+            good = max(0, since - 2)
+        what = f"the policy has become much worse: {told if fall.first == fall.last == 0 else fall.describe()}"
+        trouble = causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, fall, since))
+        trouble = trouble._replace(last_good_step=min(good, trouble.last_good_step) if len(figures) == 2 else good)
         raise CheckFailed(trouble.set_aside_checkpoints_and_explain(trainer, trainer.num_completed_steps))
 
-    def _explain(self, change: FallCause, since: int) -> str:
-        is_verifier = change is FallCause.VERIFIER
-        return (
-            causes.explain_changed_verifier(self.run, self._best_answers, "before")
-            if is_verifier
-            else causes.explain_policy_change(self.run, since)
-        )
+    def _find_fall(self, figures: Sequence[tuple[int, float]], num_tasks: int | None = None) -> HeldOutChange | None:
+        """Find the surest fall of the newest figure that is large enough to stop the run; None without one."""
+        bound = self.bounds.max_reward_drop
+        if bound is None:
+            return None
+        (at, high), (step, now) = max(figures[:-1], key=lambda one: one[1]), figures[-1]
+        compared = compare_figures(high, now, num_tasks or self.config.eval.tasks, at, step)
+        if self._history.newest_step == step:
+            changes = list(self._history.iter_changes())
+        else:
+            changes = []
+        if not changes and compared is not None:  # evaluations of which only the figures are known
+            changes = [compared]
+        found = [one for one in changes if one.is_certain and one.is_below(bound)]
+        return max(found, key=lambda one: max(one.sigmas, one.unpaired_sigmas), default=None)
 
-    def _explain_fall(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> FallCause:
+    def _locate(self, fall: HeldOutChange, figures: Sequence[tuple[int, float]]) -> tuple[int, int]:
+        """Find the first evaluation that is low, and the last one that is about as good as the best."""
+        good = max(at for at, value in figures[:-1] if value >= fall.high - (fall.high - fall.now) / 4 or at <= fall.first)
+        since = next(at for at, value in figures if at > good and (value < (fall.high + fall.now) / 2 or at == figures[-1][0]))
+        return since, good
+
+    def _measure_reward_rise(self, change: HeldOutChange) -> RewardRise | None:
+        """Measure the reward near the earlier and near the newest evaluations; None if it has not risen beyond chance."""
+        run, until = self.run, self._history.newest_step
+        places = [place for place, row in enumerate(run.scored_rows) if row["step"] <= max(until, change.since)]
+        then = [
+            at
+            for at in places
+            if change.first - self.NEAR_STEPS < run.scored_rows[at]["step"] <= min(change.last + self.NEAR_STEPS, change.since)
+        ]
+        if not then or not (recent := [at for at in places if at > then[-1]][-WINDOW_STEPS:]):
+            return None
+        before, now = run.rewards.measure(then[0], then[-1] + 1), run.rewards.measure(recent[0], recent[-1] + 1)
+        error = math.hypot(before.error, now.error)
+        return RewardRise(before, now, error) if now.mean - before.mean > self.GAP_SIGMAS * error else None
+
+    def _warn_of_gap(self) -> bool:
+        """Warn, once, that the reward rises while the held-out figure falls; return whether it does."""
+        falls = (one for one in self._history.iter_changes() if one.is_certain or one.sigmas >= self.FIRST_SIGMAS)
+        found = [(one, rise) for one in falls if (rise := self._measure_reward_rise(one)) and self._is_gap(one, rise)]
+        if not found or self.bounds.action == "off":
+            return False
+        change, rise = max(found, key=lambda one: (one[0].is_from_first, one[0].sigmas))
+        if self._explain_fall(change.high, change.now) is FallCause.UNKNOWN:
+            cause = causes.explain_reward_without_held_out(self.run, rise.before.mean, rise.now.mean)
+            doubt = "" if change.is_certain else " (by chance perhaps, of so few tasks, but that it does not follow the reward is none)"
+            self.run.warn_once("gap", f"{change.describe()}{doubt}. {cause}")
+        return True
+
+    def _is_gap(self, change: HeldOutChange, rise: RewardRise) -> bool:
+        """Whether a fall beside a rising reward is no accident of the tasks."""
+        if change.is_certain:
+            return True
+        if change.sigmas < (self.FIRST_SIGMAS if change.is_from_first else self.CHOSEN_SIGMAS) or not change.is_below(0.25):
+            return False
+        before, now, fall = rise.before, rise.now, change.high - change.now
+        if change.high < before.mean - 2 * math.hypot(change.score_error, before.error):  # held-out tasks that were harder from the first
+            return False
+        opened = now.mean - before.mean + fall > self.GAP_SIGMAS * math.hypot(rise.error, change.error)
+        return opened and now.mean - change.now > self.GAP_SIGMAS * math.hypot(change.score_error, now.error)
+
+    def _explain(self, change: FallCause, fall: HeldOutChange, since: int) -> str:
+        if change is FallCause.VERIFIER:
+            return causes.explain_changed_verifier(self.run, self._best_answers, "before")
+        if rise := self._measure_reward_rise(fall):
+            return causes.explain_reward_without_held_out(self.run, rise.before.mean, rise.now.mean)
+        return causes.explain_policy_change(self.run, since)
+
+    def _explain_fall(self, high: float, now: float) -> FallCause:
         """Find what a fall of the held-out figure means, by verifying the answers of the best evaluation again."""
         probe = self.run.probe
         if probe is None or not self._best_answers:
@@ -566,13 +668,16 @@ class HeldOutFall(HealthRule):
             return FallCause.VERIFIER
         pairs = [(answer.score, score) for answer, score in zip(self._best_answers, scores, strict=True) if score is not None]
         before, again = (math.fsum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
-        return FallCause.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks, bound) else FallCause.UNKNOWN
+        # the same answers have lost more than half of what the figure has
+        return FallCause.SCORING if before > 0 and high * (1 - again / before) > (high - now) / 2 else FallCause.UNKNOWN
 
-    def _has_fallen(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> bool:
-        """Whether one held-out figure is so far below another that it is no accident of the tasks."""
-        bound, count = self.bounds.max_reward_drop if bound is None else bound, max(1, num_tasks)
-        error = math.sqrt((high * (1 - high) + now * (1 - now)) / count) if 0 <= now <= high <= 1 else math.inf
-        return bound is not None and self.config.data is None and high - now > max(bound * high, FALL_SIGMAS * error, 1 / count)
+
+class RewardRise(NamedTuple):
+    """A reward that has risen beyond chance: the steps before, the newest ones, and the standard error of the difference."""
+
+    before: Steps
+    now: Steps
+    error: float
 
 
 class ChangedVerifier(HealthRule):
@@ -585,34 +690,55 @@ class ChangedVerifier(HealthRule):
     NUM_CHECKED = 16
     """The number of the worst and of the best answers of a step that are verified again every some steps."""
     checks_if_others_find_nothing = True
-    _num_doubts = _known_until = 0
-    """The number of checks in a row in which the verifier had changed, and the last step in which it had not."""
+    _num_doubts = 0
+    """The number of checks in a row in which the verifier had changed."""
     _first_answers: Sequence[KeptAnswer] = ()
     """The first answers that were verified again. They show noise: of later answers, others may be hard to judge."""
+
+    def __init__(self, run: RunEvidence) -> None:
+        super().__init__(run)
+        self._since_check: list[tuple[int, list[KeptAnswer]]] = []
+        """Answers of each step since the verifier was last known to be as before: verified again, they show where it changed."""
 
     def check(self) -> Finding:
         """Verify the checked answers again, if it is time; choose others while the verifier is as before."""
         run, probe, step = self.run, self.run.probe, int(self.run.rows[-1]["step"])
-        if probe is None or (run.checked_answers and step % LASTING_STEPS and not self._num_doubts):
+        if probe is None:
             return None
-        if not run.checked_answers:
+        if run.checked_answers:
+            found = sorted(run.list_step_answers(probe), key=lambda answer: answer.score)
+            if self._num_doubts < PATIENCE_OF_CHECKS:  # a run that only warns goes on
+                self._since_check.append((step, _select_extremes(found, self.NUM_CHECKED)))
+            if step % LASTING_STEPS and not self._num_doubts:
+                return None
+        else:
             self._choose_answers(probe, step)
+            run.verified_step, self._since_check = step, []
             return None
         scores = probe.verify_again(run.checked_answers)
         told = probe.describe_change(run.checked_answers, scores)
-        pairs = zip(run.checked_answers, scores, strict=True)
-        if not told and any(score is not None and abs(score - answer.score) > SAME_SCORE for answer, score in pairs):
+        if told:
+            told = probe.confirm_change(run.checked_answers, scores, run.list_step_answers(probe))
+        elif any(score is not None and abs(score - one.score) > SAME_SCORE for one, score in zip(run.checked_answers, scores, strict=True)):
             told = probe.describe_noise(self._first_answers)
         if not told:
-            self._num_doubts, self._known_until = 0, step
+            self._num_doubts, run.verified_step, self._since_check = 0, step, []
             self._choose_answers(probe, step)
             return None
         self._num_doubts += 1
         if self._num_doubts < min(PATIENCE_OF_CHECKS, self.bounds.patience):
             return Doubt()
-        what = f"the verifier scores answers otherwise than at first (it did not up to step {self._known_until})"
+        located = run.examine_or_reuse("change", lambda: probe.find_last_step_before_change(self._since_check))
+        if located is None:
+            since, good = min(run.verified_step + 1, step), run.verified_step
+            when = f"not up to step {good}, but in step {step - self._num_doubts + 1}"
+        else:
+            last, is_whole = located
+            since, good = (last + 1, last) if is_whole else (last, last - 1)
+            when = f"the answers of step {last} score otherwise now, those of step {last + 1} do not"
+        what = f"the verifier scores answers otherwise than at first ({when})"
         cause = causes.explain_changed_verifier(run, run.checked_answers, f"of step {run.checked_step}", told)
-        return Trouble("verifier", step - self._num_doubts + 1, what, cause, max(0, self._known_until - 1))
+        return Trouble("verifier", since, what, cause, good)
 
     def _choose_answers(self, probe: RewardFallProbe, step: int) -> None:
         """Choose answers of this step, the worst and the best; those before stay if all of these score the same."""

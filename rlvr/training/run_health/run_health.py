@@ -69,7 +69,11 @@ class RunHealth(Callback):
         trouble = self.observe(record.metrics)
         self.run.keep_answers_of_best_steps()
         self._move_safe_step()
-        trainer.best_reward_step, trainer.safe_step = self.run.best_reward_step, self.safe_step
+        trainer.best_reward_step, trainer.safe_step, trainer.verified_step = (
+            self.run.best_reward_step,
+            self.safe_step,
+            self.run.verified_step,
+        )
         if trouble is None or self.bounds.action == "off":
             return
         if self.bounds.action == "stop":
