@@ -26,6 +26,7 @@ os.environ.pop("COLUMNS", None)  # the width of the terminal in which the tests 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell ignores Ctrl-C in its background jobs, and all that they start inherits it; runs under test must hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()  # until all tests are collected: there is no garbage before, and a seventh of the time went into looking for it
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -141,19 +142,27 @@ def stands_alone(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     listed = {mark: read_listed_tests(mark) for mark in ("slow", "release")}
+    needing: dict[str, list[pytest.Item]] = {mark: [] for mark in ENGINES}
     for item in items:
         for mark, starts in listed.items():
             if item.nodeid.startswith(starts):
                 item.add_marker(mark)
-        if item.get_closest_marker("vllm"):  # two engines at once need more memory than a small machine has
+        marks = {mark.name for mark in item.iter_markers()}
+        if "vllm" in marks:  # two engines at once need more memory than a small machine has
             item.add_marker(pytest.mark.xdist_group("vllm"))
-        elif not item.get_closest_marker("xdist_group") and not (item.get_closest_marker("slow") and stands_alone(item)):
+        elif "xdist_group" not in marks and not ("slow" in marks and stands_alone(item)):
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+        for mark in needing.keys() & marks:
+            needing[mark].append(item)
     for mark, engine in ENGINES.items():
-        marked = [item for item in items if item.get_closest_marker(mark)]
-        if marked and os.environ.get(required(mark)) != "1" and engine.lacking():
-            for item in marked:
+        if needing[mark] and os.environ.get(required(mark)) != "1" and engine.lacking():
+            for item in needing[mark]:
                 item.add_marker(pytest.mark.skip(reason=f"no {engine.title}"))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

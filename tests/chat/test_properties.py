@@ -76,7 +76,7 @@ def read_back(dialect: Dialect, text: str) -> list[tuple[str, Any]]:
 
 
 @ALL
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(calls=CALLS)
 @example(calls=[("search", {"query": "</tool_call>"}), ("now", {})])
 @example(calls=[("search", {"query": "</think>"})])
@@ -95,7 +95,7 @@ def test_what_is_written_is_read_back(dialect: Dialect, calls: list[tuple[str, d
 
 @pytest.mark.slow
 @ALL
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     text=st.one_of(st.text(max_size=60), st.lists(st.sampled_from(MARKS), max_size=25).map("".join)),
     thinking=st.booleans(),

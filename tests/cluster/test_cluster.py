@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -41,6 +42,7 @@ from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Fault
 from tests.cluster.nodes import MARK, OBJECTS, Idle, Nodes, SlowToLoad, ended, running, two_nodes
+from tests.fixtures.preloaded import Started, started_program
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import TOKENS
 
@@ -421,13 +423,11 @@ def config_of(ahead: int, rollout_workers: int, address: str) -> RunConfig:
     return tiny_run(rollout=rollout, cluster=cluster, train={"steps": RUN_STEPS, "learning_rate": 1e-3}, eval={"tasks": 0})
 
 
-def driver(config: RunConfig, out: Path) -> subprocess.Popen[bytes]:
+def driver(preloaded: Path, config: RunConfig, out: Path) -> AbstractContextManager[Started]:
     """A run in a process of its own."""
     asked = out.with_suffix(".json")
     asked.write_text(config.model_dump_json(), "utf-8")
-    said = out.with_suffix(".err").open("wb")
-    with said:
-        return subprocess.Popen([sys.executable, "-c", DRIVER, str(asked), str(out)], start_new_session=True, stdout=said, stderr=said)
+    return started_program(preloaded, DRIVER, str(asked), str(out), said=out.with_suffix(".err"))
 
 
 def rows(folder: Path) -> int:
@@ -440,18 +440,15 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "episodes.jsonl", folder / "metrics.jsonl", weights)}
 
 
-def test_a_run_whose_driver_is_killed_and_resumed_is_the_one_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_run_whose_driver_is_killed_and_resumed_is_the_one_of_one_process(nodes: Nodes, tmp_path: Path, preloaded: Path) -> None:
     """With two batches ahead; `benchmarks/scale/equal.py` kills runs without any too."""
     out = tmp_path / "run"
-    run = driver(config_of(2, 1, nodes.address), out)
-    until = time.monotonic() + 240
-    try:
-        while run.poll() is None and rows(out) < 2 and time.monotonic() < until:
+    with driver(preloaded, config_of(2, 1, nodes.address), out) as run:
+        until = time.monotonic() + 240
+        while run.client.poll() is None and rows(out) < 2 and time.monotonic() < until:
             time.sleep(0.02)
-    finally:
+        assert run.client.poll() is None and rows(out) >= 2, out.with_suffix(".err").read_text("utf-8")[-2000:]
         run.kill()
-        run.wait(30)
-    assert run.returncode == -signal.SIGKILL and rows(out) >= 2, out.with_suffix(".err").read_text("utf-8")[-2000:]
     train(config_of(2, 1, nodes.address), out=out, resume=True)
     train(config_of(2, 0, nodes.address), out=tmp_path / "here")
     assert files(out) == files(tmp_path / "here")

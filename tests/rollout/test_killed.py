@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ from rlvr.config.config import validate_config
 from rlvr.runs.folder_owner import get_owner_label
 from rlvr.training.train import train
 from tests.fixtures.boxed import EVENTS, birth, descendants, happenings, left, timeless
+from tests.fixtures.preloaded import COMMAND, started_program
 from tests.fixtures.tiny import MODEL, tiny_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,22 +32,22 @@ def outcome(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_killed_with_open_boxes_resumes_to_the_bit_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_killed_with_open_boxes_resumes_to_the_bit_and_leaves_nothing(tmp_path: Path, preloaded: Path) -> None:
     env = {"name": f"{ROOT}/tests/fixtures/boxed.py:Adds", "sandbox": {"name": "process", "trusted": True}}
     rollout = {"prompts_per_step": 2, "num_generations": 2, "sync_turns": True}
     model = {"config": MODEL | {"max_position_embeddings": 128}}
     config = tiny_run(env=env, rollout=rollout, model=model, sft_warmup=None, eval={"tasks": 2})
     (tmp_path / "recipe.yaml").write_text(config.to_yaml(), "utf-8")
-    command = [sys.executable, "-m", "rlvr", "train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "killed")]
+    arguments = ("train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "killed"))
     events, until = tmp_path / "events", time.monotonic() + 120
-    with subprocess.Popen(command, env={**os.environ, EVENTS: str(events)}, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+    with started_program(preloaded, COMMAND, *arguments, said=tmp_path / "said", env={**os.environ, EVENTS: str(events)}) as process:
         while True:
-            assert process.poll() is None and time.monotonic() < until
+            assert process.client.poll() is None and time.monotonic() < until
             if happenings(events, "open") >= OPENED and "call" in events.read_text().rpartition("open")[2]:
-                process.send_signal(signal.SIGSTOP)  # what is open now stays open until it is killed
+                os.kill(process.pid, signal.SIGSTOP)  # what is open now stays open until it is killed
                 if happenings(events, "open") > happenings(events, "close"):
                     break
-                process.send_signal(signal.SIGCONT)
+                os.kill(process.pid, signal.SIGCONT)
             time.sleep(0.002)
         label, below = get_owner_label(process.pid), list(descendants(process.pid))
         process.kill()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +22,7 @@ from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.sandbox._outside import engine
 from rlvr.task import Task, Verdict
 from rlvr.training.train import train
+from tests.fixtures.preloaded import COMMAND, started_program
 from tests.fixtures.tiny import MODEL, tiny_run
 
 pytestmark = pytest.mark.docker
@@ -88,22 +86,19 @@ def test_a_model_is_trained_on_code_and_the_hidden_share_is_logged(tmp_path: Pat
     assert all(0 <= row["verify_hidden"] <= 1 for row in read_jsonl(tmp_path / "run" / "timings.jsonl"))
 
 
-def test_a_killed_training_leaves_no_container_and_no_process(tmp_path: Path) -> None:
+def test_a_killed_training_leaves_no_container_and_no_process(tmp_path: Path, preloaded: Path) -> None:
     config = tiny_run(**CODE, rollout={"sampler": "scripted", "prompts_per_step": 4, "num_generations": 8}, train={"steps": 100_000})
     (tmp_path / "long.yaml").write_text(config.to_yaml(), "utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "rlvr", "train", str(tmp_path / "long.yaml"), "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    arguments = ("train", str(tmp_path / "long.yaml"), "--out", str(tmp_path / "run"))
+    with started_program(preloaded, COMMAND, *arguments, said=tmp_path / "said", env=environment) as program:
         until(lambda: (tmp_path / "run" / "metrics.jsonl").is_file() and (tmp_path / "run" / "metrics.jsonl").stat().st_size > 0)
-        names, pids = belonging(process.pid)
+        names, pids = belonging(program.pid)
         assert names and pids
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        program.kill()
     with build("sandbox", "docker", containers=1) as sandbox:
         sandbox.prepare()  # the next start, with its sweep
-        until(lambda: belonging(process.pid) == ([], []) and not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+        until(lambda: belonging(program.pid) == ([], []) and not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     assert not list(tmp_path.glob("rlvr-*")), "nor a folder among the temporary ones"
 
 

@@ -36,6 +36,7 @@ from rlvr.training.train import train
 from rlvr.training.train_report import TrainReport
 from rlvr.training.trainer import Trainer
 from rlvr.training.update.learner import Learner, OptimizationSettings
+from tests.fixtures.preloaded import started_program
 from tests.fixtures.tiny import MODEL, tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -170,20 +171,18 @@ train(tiny_run(train={"steps": 24, "learning_rate": 1e-3}, log={"save_every": 3}
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path, preloaded: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 24, "learning_rate": 1e-3}, "log": {"save_every": 3}}
     run(tmp_path / "whole", **settings)
     folder = tmp_path / "killed"
-    with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), "new"], cwd=ROOT, stdout=output, stderr=output)
+    with started_program(preloaded, KILLED, str(folder), "new", said=tmp_path / "output") as program:
         deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
+        while program.client.poll() is None and time.monotonic() < deadline:
             if (folder / "metrics.jsonl").exists() and len((folder / "metrics.jsonl").read_text().splitlines()) >= 8:
                 break
             time.sleep(0.01)
-        assert process.poll() is None, (tmp_path / "output").read_text()
-        process.kill()
-        process.wait(30)
+        assert program.client.poll() is None, (tmp_path / "output").read_text()
+        program.kill()
     assert not (folder / "report.json").exists()
     run(folder, resume=True, **settings)
     assert same(weights(folder), weights(tmp_path / "whole"))

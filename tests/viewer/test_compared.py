@@ -61,7 +61,7 @@ def test_the_interval_over_seeds_is_scipy_s(tmp_path: Path) -> None:
     dice = random.Random(3)
     cases = [([0.30, 0.34], [0.50, 0.54]), ([0.45, 0.55], [0.62, 0.72]), ([0.5, 0.6], [0.1, 0.2])]
     cases += [
-        ([dice.random() for _ in range(dice.randrange(2, 6))], [dice.random() for _ in range(dice.randrange(2, 6))]) for _ in range(20)
+        ([dice.random() for _ in range(dice.randrange(2, 6))], [dice.random() for _ in range(dice.randrange(2, 6))]) for _ in range(6)
     ]
     for n, (a, b) in enumerate(cases):
         runs = [run_of(tmp_path / f"{n}-{k}", {"accuracy_after": value, "held_out_tasks": 100}) for k, value in enumerate([*a, *b])]
