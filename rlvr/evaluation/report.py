@@ -291,9 +291,15 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
     """List the warnings about an environment's metrics, one line each."""
     lines = []
     if env.is_headline_withheld and not allow_unscored:
+        others = ", --allow-unscored shows the score of the rest" if env.scored else ""
+        whose = (
+            f": to {env.unanswered} of these the policy gave no answer, so not the verifier fails, but its sampler, or the start of the session"
+            if env.unanswered > env.unscored / 2
+            else ""
+        )
         lines.append(
-            f"{env.name}: no headline, {_format_count_and_percentage(env.unscored, env.samples)} have no score; "
-            f"--retry samples them again, --allow-unscored shows the score of the rest"
+            f"{env.name}: no headline, {_format_count_and_percentage(env.unscored, env.samples)} have no score{whose}; "
+            f"--retry samples them again{others}"
         )
     shown = list(env.reasons.items())[:MAX_PRINTED_REASONS]
     lines += [f"{env.name}: {count} unscored: {_to_one_line(reason):.{MAX_REASON_CHARACTERS}}" for reason, count in shown]

@@ -82,6 +82,8 @@ class EnvSummary(Hinted):
     calls: float | None = None
     """The mean number of calls of a sample, and of those that failed; None if there were no tools."""
     errors: float | None = None
+    unanswered: int = 0
+    """Number of unscored samples without any token of the policy: not the verifier has failed, but its sampler or the start of the session."""
 
     @property
     def accuracy(self) -> float | None:
@@ -169,6 +171,7 @@ def summarize_env(
         turns=mean([sample.conversation_stats.turns for sample in samples]) if samples else 1.0,
         calls=mean([conversation.calls or 0 for conversation in called]) if called else None,
         errors=mean([conversation.errors for conversation in called]) if called else None,
+        unanswered=sum(sample.score is None and sample.stop_reason == "failed" and not sample.tokens for sample in samples),
     )
 
 

@@ -62,6 +62,14 @@ def test_groups_of_unequal_size_count_what_arrived() -> None:
     assert any("leave out tasks with fewer scored samples" in line for line in list_warnings(found, True))
 
 
+@pytest.mark.parametrize(("tokens", "blamed"), [(0, True), (7, False)])
+def test_where_the_policy_gave_no_answer_not_the_verifier_is_blamed(tokens: int, blamed: bool) -> None:
+    lost: dict[str, Any] = {"stop_reason": "failed", "tokens": tokens, "reason": "HTTP 503: model not loaded"}
+    lines = list_warnings(summary({i: [sample(i, 0, None, **lost)] for i in range(6)}, 1), False)
+    assert ("to 6 of these the policy gave no answer" in lines[0]) == blamed and "--allow-unscored" not in lines[0]
+    assert "6 unscored: HTTP 503: model not loaded" in lines[1]
+
+
 def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
     ends = [{"stop_reason": "truncated", "truncated_by": "tokens"} if i % 10 == 0 else {"stop_reason": "terminated"} for i in range(100)]
     groups = {i: [sample(i, 0, float(i % 2), tokens=100, **end)] for i, end in enumerate(ends)}

@@ -777,7 +777,9 @@ def test_a_run_without_any_gradient_does_not_end_as_if_it_had_trained(tmp_path: 
     with pytest.raises(CheckFailed, match=r"no step of this run changed the weights\nlikely cause: No answer has a score"):
         run(tmp_path / "short", eval={"tasks": 0})
     assert (tmp_path / "short" / "report.json").is_file()
-    with pytest.raises(CheckFailed, match=r"none of the 10 held-out answers before training has a score \(mostly: the service is down"):
+    with pytest.raises(
+        CheckFailed, match=r"none of the 10 held-out answers before training has a score\n.*the verifier.*\(mostly: the service is down"
+    ):
         run(tmp_path / "refused")
     report = run(tmp_path / "warned", health={"action": "warn"})
     assert report.accuracy_after is None and report.held_out_unscored == 10
@@ -796,7 +798,7 @@ def test_a_few_steps_without_a_gradient_may_be_bad_luck() -> None:
 
 
 def test_a_run_whose_held_out_answers_have_no_score_does_not_end_as_if_it_was_measured() -> None:
-    trainer = cast(Any, SimpleNamespace(config=SimpleNamespace(eval=SimpleNamespace(split="test"))))
+    trainer = cast(Any, SimpleNamespace(config=SimpleNamespace(eval=SimpleNamespace(split="test")), held_out_episodes=[]))
     for lost, stops in ((100, True), (51, True), (3, False)):
         found = health()
         found.observe(row(1))
@@ -1024,3 +1026,30 @@ def test_a_verifier_that_seldom_gives_another_score_has_not_changed() -> None:
             found.run._step_answers = [KeptAnswer(Task(f"{k}", id=str(k)), "x", None, score) for k, score in enumerate(scores)]
             found.run.rows.append(row(step))
             assert not isinstance(rule.check(), Trouble), seed
+
+
+@pytest.mark.parametrize("when", ["before", "end", "steps"])
+@pytest.mark.parametrize("said", [0, 3])
+def test_answers_that_the_sampler_did_not_give_are_not_the_verifiers_fault(when: str, said: int) -> None:
+    reason = "HTTP 503 from http://gpu7:8000: model not loaded" if not said else "Match raised ConnectionError: refused"
+    tokens = [False, *[True] * said]
+    one = Episode("t", "g", [1] * len(tokens), tokens, [0.0] * len(tokens), [0.0] * len(tokens), StopReason.FAILED, error=reason)
+    found = RunHealth(tiny_run(eval={"tasks": 8}))
+    if when == "steps":
+        for step in range(1, 6):
+            record = SimpleNamespace(metrics={"unscored": 128}, batch=SimpleNamespace(all_groups=[[one] * 8]))
+            found.run.add_step_record(cast(Any, None), cast(Any, record))
+            trouble = found.observe(row(step, None, unscored=128))
+        assert trouble is not None
+        told = trouble.cause
+    else:
+        trainer = cast(Any, SimpleNamespace(config=found.config, held_out_episodes=[one] * 8, environment=Sums(), report_values={}))
+        found.run.rows.append(row(1))
+        counts: dict[str, Any] = {"held_out_tasks": 8, "held_out_answers": 8, "held_out_unscored": 8}
+        with pytest.raises(CheckFailed) as raised:
+            if when == "before":
+                found.on_evaluate(trainer, 0, None)
+            else:
+                found.on_run_end(trainer, TrainReport("r", steps=1, seconds=1.0, accuracy_before=None, accuracy_after=None, **counts))
+        told = str(raised.value)
+    assert reason in told and ("Not the verifier" in told) == (not said)

@@ -179,6 +179,18 @@ def explain_updates_against_advantages(run: RunEvidence) -> str:
     )
 
 
+def explain_unscored(reasons: Mapping[str, int], num_unanswered: int, *, where: str, references: str = "") -> str:
+    """Explain answers without a score: whether the verifier fails, or the policy gave no answer.
+
+    `where`: where the reasons are, `references`: what else of the verifier may be wrong.
+    """
+    common = Counter(reasons).most_common(1)
+    quoted = f" (mostly: {' '.join(common[0][0].split())})" if common else ""
+    if 2 * num_unanswered > sum(reasons.values()):
+        return f"Not the verifier: the policy gave no answer. Its sampler or the server of that fails, or the start of the session{quoted}; {where}"
+    return f"Not the answers but the verifier, its sandbox or its service{references} fails{quoted}; {where}"
+
+
 def explain_changed_verifier(run: RunEvidence, answers: Sequence[KeptAnswer], when: str, told: str = "") -> str:
     """Explain a verifier that no longer tells answers apart as it did; `when`: when they were given, `told`: what it does now."""
     if not told and run.probe is not None:

@@ -94,6 +94,8 @@ class RunEvidence:
         self.solved_reward = SOLVED_REWARD
         self.unscored_reasons = Counter[str]()
         """Why answers of the steps so far have no score."""
+        self.num_unanswered = 0
+        """How many of these have no token of the policy."""
         self.has_penalty = True
         """Whether `algorithm.beta` weighs a KL against advantages; in a loss on pairs of answers it does not."""
         self.has_experts = False
@@ -129,8 +131,9 @@ class RunEvidence:
         self.trainer, self.record, self._step_answers = trainer, record, None
         self._prompts.append([(*group[0].tokens[: group[0].prompt_length],) for group in record.batch.all_groups if group])
         if record.metrics.get("unscored"):
-            reasons = (str(episode.error)[:MAX_QUOTE] for episode in self.list_episodes() if not episode.is_scored and episode.error)
-            self.unscored_reasons.update(reasons)
+            lost = [episode for episode in self.list_episodes() if not episode.is_scored and episode.error]
+            self.unscored_reasons.update(str(episode.error)[:MAX_QUOTE] for episode in lost)
+            self.num_unanswered += count_unanswered(lost)
         if "advantage" in self.own_parts:
             self._measure_advantages(record)
 
@@ -279,6 +282,11 @@ def _find_own_parts(algorithm: Any) -> dict[str, str]:
     parts = getattr(getattr(algorithm, "spec", None), "components", {"loss": type(algorithm)})
     named = {part: (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")) for part, function in parts.items()}
     return {part: f"{name} (algorithm.{part})" for part, (module, name) in named.items() if name and not module.startswith("rlvr.")}
+
+
+def count_unanswered(episodes: Sequence[Episode]) -> int:
+    """Count the episodes without any token of the policy: what failed is the sampler, or the start of the session."""
+    return sum(not any(episode.action_mask) for episode in episodes)
 
 
 def compute_mean(rows: Sequence[Row], key: str) -> float | None:

@@ -21,7 +21,16 @@ from rlvr.training.reward_fall_probe import MAX_ANSWERS, SAME_SCORE, FallCause, 
 from rlvr.training.reward_history import LASTING_STEPS, Steps
 from rlvr.training.run_health import causes
 from rlvr.training.run_health.causes import Trouble
-from rlvr.training.run_health.evidence import MAX_QUOTE, WINDOW_STEPS, ComponentFall, Row, RunEvidence, compute_mean, is_number
+from rlvr.training.run_health.evidence import (
+    MAX_QUOTE,
+    WINDOW_STEPS,
+    ComponentFall,
+    Row,
+    RunEvidence,
+    compute_mean,
+    count_unanswered,
+    is_number,
+)
 from rlvr.training.run_health.held_out import HeldOutChange, HeldOutHistory, compare_figures
 from rlvr.training.task_changes import TaskChange, TaskChanges, list_places
 from rlvr.training.train_report import TrainReport
@@ -158,10 +167,8 @@ class UnscoredAnswers(HealthRule):
         if "log-probability nan" in quoted:
             cause = f"The weights or the logits are not numbers{quoted}: a broken checkpoint, or an update that overflowed"
             return causes.make_weight_trouble(run, "unscored", since, what, cause)
-        cause = (
-            f"Not the answers but the verifier, its sandbox or its service fails{quoted}; the reasons are in episodes.jsonl "
-            "(`error`, `verdict`). Repair it, then continue with --resume"
-        )
+        where = "the reasons are in episodes.jsonl (`error`, `verdict`). Repair it, then continue with --resume"
+        cause = causes.explain_unscored(run.unscored_reasons, run.num_unanswered, where=where)
         return Trouble("unscored", since, what, cause)
 
 
@@ -293,9 +300,8 @@ class MissingGradient(HealthRule):
             return run.misplaced_references
         reward, cut = compute_mean(rows, "reward"), compute_mean(rows, "completions/clipped_ratio") or 0.0
         if reward is None:
-            reasons = run.unscored_reasons.most_common(1)
-            why = f" Most often: {' '.join(reasons[0][0].split())}" if reasons else ""
-            return f"No answer has a score: the verifier or its sandbox fails, and the reasons are in episodes.jsonl.{why}"
+            where = "the reasons are in episodes.jsonl"
+            return f"No answer has a score. {causes.explain_unscored(run.unscored_reasons, run.num_unanswered, where=where)}"
         earlier = run.rows[: len(run.rows) - len(rows)]
         if earlier and (changes := causes.describe_answer_changes(earlier[-WINDOW_STEPS:], rows[-WINDOW_STEPS:])):
             return f"The answers have changed: {'; '.join(changes)}. {causes.explain_policy_change(run, int(rows[0]['step']))}"
@@ -547,12 +553,11 @@ class HeldOutFall(HealthRule):
                 self._best_answers = keep_answers(trainer.environment, episodes)
         if accuracy is not None or not trainer.config.eval.tasks or self.bounds.action == "off":
             return
-        lost = [str(episode.error) for episode in episodes if not episode.is_scored]
+        lost = [episode for episode in episodes if not episode.is_scored]
         if not step and self.bounds.action == "stop" and len(lost) == len(episodes):
             raise CheckFailed(
-                f"none of the {len(lost)} held-out answers before training has a score (mostly: {Counter(lost).most_common(1)[0][0][:MAX_QUOTE]})\n"
-                "likely cause: Not the answers but the verifier, its sandbox or the references of the split "
-                f"{trainer.config.eval.split!r}. Repair it, or measure nothing with eval.tasks=0"
+                f"none of the {len(lost)} held-out answers before training has a score\n"
+                f"likely cause: {self._explain_unscored(lost, 'repair it, or measure nothing with eval.tasks=0')}"
             )
         if step:
             self.run.warn_once("withheld", f"the held-out figure of step {step} is withheld: more than 2 % of the answers have no score")
@@ -561,9 +566,10 @@ class HeldOutFall(HealthRule):
         """Stop a run that ends with too many unscored held-out answers, or with a much worse accuracy than before."""
         answers, lost = report.held_out_answers, report.held_out_unscored
         if report.accuracy_after is None and answers and lost > answers * (self.bounds.max_unscored or 1.0):
+            unscored = [episode for episode in trainer.held_out_episodes if not episode.is_scored]
             raise CheckFailed(
-                f"the run has finished and is saved, but {lost} of {answers} held-out answers have no score\nlikely cause: Not the answers but "
-                f"the verifier, its sandbox or the references of the split {trainer.config.eval.split!r}; the reasons are in the log"
+                f"the run has finished and is saved, but {lost} of {answers} held-out answers have no score\n"
+                f"likely cause: {self._explain_unscored(unscored, 'the reasons are in the log')}"
             )
         before, after, count = report.accuracy_before, report.accuracy_after, report.held_out_tasks
         if before is None or after is None or not self.run.rows or self.config.data is not None:
@@ -588,6 +594,11 @@ class HeldOutFall(HealthRule):
         trouble = causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, fall, since))
         trouble = trouble._replace(last_good_step=min(good, trouble.last_good_step) if len(figures) == 2 else good)
         raise CheckFailed(trouble.set_aside_checkpoints_and_explain(trainer, trainer.num_completed_steps))
+
+    def _explain_unscored(self, lost: Sequence[Episode], where: str) -> str:
+        reasons = Counter(str(episode.error)[:MAX_QUOTE] for episode in lost)
+        references = f", or a reference of the split {self.config.eval.split!r},"
+        return causes.explain_unscored(reasons, count_unanswered(lost), where=where, references=references)
 
     def _find_fall(self, figures: Sequence[tuple[int, float]], num_tasks: int | None = None) -> HeldOutChange | None:
         """Find the surest fall of the newest figure that is large enough to stop the run; None without one."""
