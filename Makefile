@@ -38,7 +38,7 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "($(HEAVY)) and not release" $(ARGS)
 
-# Minutes of variants of what test-slow holds.
+# Further variants of what test-slow holds, of seconds to a minute each.
 test-release: setup
 	$(PYTEST) -m release $(ARGS)
 

@@ -17,13 +17,14 @@ import pytest
 import yaml
 
 from rlvr.registry.plugins import check_settings, get_parameters, load_factory
+from tests.conftest import read_listed_tests
 from tests.fixtures.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
 
 MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"
 FEW = "sft_warmup.max_steps=2 train.steps=1 eval.tasks=4 rollout.prompts_per_step=4"
 INSTEAD = {
     # what these do in full is set up a machine for minutes, and run these very tests
-    "make train": f'{MAKE} train ARGS="sft_warmup.max_steps=2 train.steps=2 eval.tasks=10 --out $PWD/made"',
+    "make train": f'{MAKE} train ARGS="sft_warmup.max_steps=2 train.steps=2 rollout.prompts_per_step=8 eval.tasks=10 --out $PWD/made"',
     "make test": f"{MAKE} test ARGS=tests/test_task.py",
     # minutes each; the first lines of both are the same with fewer steps
     "rlvr train agent_quickstart --out runs/agent": f"rlvr train agent_quickstart {FEW} --out runs/agent",
@@ -120,6 +121,14 @@ def test_no_block_is_of_an_unknown_kind() -> None:
     assert [block.where for block in BLOCKS if block.needs not in ("", "docker", "vllm")] == []
     stand_ins = [line for line in INSTEAD if not any(re.search(rf"^{re.escape(line)}(\b|$)", block.text, re.M) for block in BLOCKS)]
     assert stand_ins == [], "no page says this any more"
+
+
+@pytest.mark.parametrize("mark", ["slow", "release"])
+def test_a_block_that_is_listed_is_there(mark: str) -> None:
+    """Its line changes when the page does."""
+    names = [f"tests/test_docs.py::test_block[{block.where} {block.title:.40}]" for block in BLOCKS]
+    listed = [line for line in read_listed_tests(mark) if line.startswith("tests/test_docs.py::test_block[")]
+    assert [line for line in listed if not any(name.startswith(line) for name in names)] == []
 
 
 def test_links_lead_somewhere() -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -167,7 +166,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.training import test_ahead as t
-for k, moment in enumerate(t.MOMENTS):
+for k, moment in enumerate(sys.argv[3:]):
     child = os.fork()
     if child == 0:
         t.dying_at(moment)
@@ -178,14 +177,22 @@ for k, moment in enumerate(t.MOMENTS):
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(whole: tuple[int, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("moments", [["sampling beside an update", "inside a checkpoint"], [*MOMENTS]], ids=["at two", "at any"])
+def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(
+    whole: tuple[int, Path], moments: list[str], tmp_path: Path, preloaded: Path
+) -> None:
     most, folder = whole
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), str(most)], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        [preloaded / "program", KILLED, str(tmp_path), str(most), *moments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     begun = set()
-    for k, moment in enumerate(MOMENTS):
+    for k, moment in enumerate(moments):
         last = tmp_path / str(k) / "checkpoints" / "last"
         begun.add(last.readlink().name if last.is_symlink() else "nothing")  # the first checkpoint is written by a thread too
         assert not (tmp_path / str(k) / "report.json").exists(), moment
