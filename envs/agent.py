@@ -1,4 +1,4 @@
-"""Any environment, played by an agent of your own: `{name: agent, env: bugfix, command: [mini, -t, "{task}"], trusted: true}`.
+"""Any environment, played by an agent of your own: `{name: agent, env: bugfix, preset: codex, trusted: true}`.
 
 The agent is a program, or a function `agent(client, task)`, that calls a model at the address that it finds in `OPENAI_BASE_URL` or
 `ANTHROPIC_BASE_URL`. Its calls become the turns of the policy: what it asks is the prompt, what the policy samples is the reply. Nothing is
@@ -19,10 +19,11 @@ from typing import Any
 
 from rlvr.contracts import CapacityLimiter, Environment, Session
 from rlvr.contracts.toolsession import ToolSession
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.gateway.agents import AgentClient, CommandAgent, FunctionAgent, RunningAgent
 from rlvr.gateway.calls import AgentCalls
 from rlvr.gateway.folder_session import FolderSandbox, FolderSession
+from rlvr.gateway.presets import AGENT_PRESETS, AgentPreset
 from rlvr.gateway.server import Gateway
 from rlvr.gateway.session import AgentSession
 from rlvr.registry.plugins import load_function_from_file
@@ -54,10 +55,12 @@ class Agent(Environment):
         self,
         *,
         env: Environment,
+        preset: str = "",
         command: Sequence[str] | None = None,
         function: Callable[..., Any] | str | None = None,
         stdin: str = "",
         variables: dict[str, str] | None = None,
+        files: dict[str, str] | None = None,
         trusted: bool = False,
         timeout_s: float = 600.0,
         idle_timeout_s: float = 240.0,
@@ -68,12 +71,16 @@ class Agent(Environment):
 
         Args:
             env: the environment that poses the tasks and verifies the answers.
+            preset: the name of an agent that is known to run: claude_code, codex, mini_swe_agent, opencode, pi, qwen_code. It must be installed.
+                The settings command, variables and files replace or extend those of the preset.
             command: the program and its arguments. In them and in `stdin`, {task} is the task's text, {url} the address of the gateway, {key}
-                the key of the episode, {model} the name of the model, and {task_file} a file with the task's messages as JSON.
+                the key of the episode, {model} the name of the model, {task_file} a file with the task's
+                messages as JSON, and {home} the folder that is its home.
             function: instead of a command, a function `agent(client, task)`, or its name, path/to/file.py:function. What it returns is the
                 answer; None: the policy's last turn is.
             stdin: what the program reads from its standard input.
             variables: more environment variables of the program, with the same placeholders.
+            files: files of the program's home, such as its settings, by path, with the same placeholders.
             trusted: must be true for a command: the program, and what the policy lets it run, runs on this machine as you, in a temporary
                 folder that isolates nothing.
             timeout_s: how long an agent may run.
@@ -81,15 +88,19 @@ class Agent(Environment):
             max_turns: the most calls in an episode.
             max_new_tokens: how many tokens the policy may write in all calls together.
         """
+        known = _get_preset(preset) if preset else None
+        if known is not None:
+            command = known.command if command is None else command
+            variables, files = {**known.variables, **(variables or {})}, {**known.files, **(files or {})}
         if (command is None) == (function is None):
-            raise ConfigError("an agent is a command or a function; give exactly one of the settings command and function")
+            raise ConfigError("an agent is a preset, a command or a function; give exactly one of these settings")
         if command is not None:
-            _check_command(command, trusted=trusted)
+            _check_command(command, known, trusted=trusted)
         for name, value in (("timeout_s", timeout_s), ("idle_timeout_s", idle_timeout_s)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above 0")
         self.env, self.verifier, self.splits = env, env.verifier, env.splits
-        self.command, self.stdin, self.variables = command, stdin, variables or {}
+        self.command, self.stdin, self.variables, self.files = command, stdin, variables or {}, files or {}
         self.function = load_function_from_file(function, "agent") if isinstance(function, str) else function
         self.timeout_s, self.idle_timeout_s = timeout_s, idle_timeout_s
         self.max_turns = self.max_turns if max_turns is None else max_turns
@@ -144,9 +155,13 @@ class Agent(Environment):
         task_file = place.home / TASK_FILE
         task_file.write_text(json.dumps({"id": task.id, "messages": [dict(message) for message in task.prompt]}), "utf-8")
         text = "\n\n".join(str(message["content"]) for message in task.prompt)
-        values = {"task": text, "url": url, "key": calls.secret, "model": MODEL, "task_file": str(task_file)}
+        values = {"task": text, "url": url, "key": calls.secret, "model": MODEL, "task_file": str(task_file), "home": str(place.home)}
+        for path, content in self.files.items():
+            (place.home / path).parent.mkdir(parents=True, exist_ok=True)
+            (place.home / path).write_text(_fill(content, values), "utf-8")
         variables = {
             "HOME": str(place.home),
+            "PWD": str(place.folder),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_BASE": f"{url}/v1",
             "OPENAI_API_KEY": calls.secret,
@@ -187,12 +202,19 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
     return re.sub("{(" + "|".join(values) + ")}", lambda found: values[found[1]], text)
 
 
-def _check_command(command: Sequence[str], *, trusted: bool) -> None:
+def _get_preset(name: str) -> AgentPreset:
+    if name not in AGENT_PRESETS:
+        raise ConfigError(f"there is no preset {name!r}; {format_suggestion(name, AGENT_PRESETS)}; or give a command")
+    return AGENT_PRESETS[name]
+
+
+def _check_command(command: Sequence[str], preset: AgentPreset | None, *, trusted: bool) -> None:
     if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
         raise ConfigError(f"command is {command!r:.80}; it must be a list of a program and its arguments, such as [python3, agent.py]")
     program = os.path.expanduser(command[0])
     if shutil.which(program) is None and not Path(program).is_file():
-        raise ConfigError(f"the program {command[0]!r} of command was not found; install it, or give its path")
+        how = f"install it ({preset.install})" if preset is not None else "install it"
+        raise ConfigError(f"the program {command[0]!r} of the agent was not found; {how}, or give its path in command")
     if trusted is not True:
         raise ConfigError(
             "an agent that is a command runs on this machine as you, and so does what the policy lets it run; set trusted: true if that is "

@@ -83,14 +83,14 @@ class AgentCalls:
         """The messages up to each reply that the client may refer to by its id."""
         self._condition = threading.Condition()
         self._waiting: deque[ModelCall] = deque()
-        self._known: dict[bytes, ModelCall] = {}
+        self._calls: list[ModelCall] = []
         """The calls that may be sent again: those without a reply, and the last ones that have one."""
 
     def submit(self, request: ChatRequest, key: bytes, *, is_retry: bool = False) -> ModelCall:
         """Submit a call; return it, or the call that this one repeats."""
         with self._condition:
             self._check_open()
-            known = self._known.get(key)
+            known = next((call for call in reversed(self._calls) if call.key == key), None)
             if known is not None and (is_retry or (known.num_clients == 0 and not known.is_delivered)):
                 known.num_clients += 1
                 if not (known.is_taken or known in self._waiting):
@@ -99,10 +99,11 @@ class AgentCalls:
                 return known
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise GatewayError(429, f"{MAX_WAITING_CALLS} calls of this agent wait already", **{"Retry-After": "1"})
-            done = [other for other, earlier in self._known.items() if earlier.is_delivered]
-            for other in done[: -MAX_REPEATABLE_CALLS or None]:
-                del self._known[other]
-            self._known[key] = call = ModelCall(request, key)
+            done = [earlier for earlier in self._calls if earlier.is_delivered]
+            for earlier in done[:-MAX_REPEATABLE_CALLS]:
+                self._calls.remove(earlier)
+            call = ModelCall(request, key)
+            self._calls.append(call)
             self._waiting.append(call)
             self._condition.notify_all()
             return call
@@ -143,7 +144,7 @@ class AgentCalls:
         with self._condition:
             self.end_reason = self.end_reason or reason
             self._waiting.clear()
-            for call in self._known.values():
+            for call in self._calls:
                 if not call.reply.done():
                     call.reply.set_exception(GatewayError(401, f"this episode is over: {self.end_reason}"))
             self._condition.notify_all()
