@@ -23,8 +23,8 @@ FORK_COST_BYTES = 12 << 20
 """What gVisor copies of a warm interpreter for each process that is forked from it: pieces of 2 MB, where Linux copies pages."""
 
 
-def list_descendants(root: int, spared_pids: set[int]) -> list[int]:
-    """Return the pids of all living descendants of `root`, except those in `spared_pids`."""
+def list_descendants(root: int, spared_pids: set[int], *, spared_parent: int = 0) -> list[int]:
+    """Return the pids of all living descendants of `root`, except those in `spared_pids` and the children of `spared_parent`."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -36,7 +36,7 @@ def list_descendants(root: int, spared_pids: set[int]) -> list[int]:
         above: int | None = pid
         while above is not None and above != root and above > 1:
             above = parents.get(above)
-        if above == root and pid != root and pid not in spared_pids:
+        if above == root and pid != root and pid not in spared_pids and not (spared_parent and parents[pid] == spared_parent):
             below.append(pid)
     return below
 
@@ -103,6 +103,10 @@ class CgroupMeter:
         """Return whether more than `max_bytes` are in use: a cheap check first, an exact one if the limit looks exceeded."""
         return self.get_memory_bytes() > max_bytes and self.get_unreclaimable_bytes() - self._baseline_bytes > max_bytes
 
+    def has_exceeded_memory(self, peak_bytes: int, max_bytes: int) -> bool:
+        """Return False: the peak of a process that has exited includes the page cache, and the control group has its own limit."""
+        return False
+
     def get_unreclaimable_bytes(self) -> int:
         """Return the bytes in use without the page cache, which the kernel could free at any time."""
         raw = os.pread(self._stat, 16384, 0)
@@ -122,9 +126,15 @@ class ProcessTableMeter:
 
     name = "process table"
 
-    def __init__(self, root: int, spared_pids: set[int], sockets: unix_sockets.UnixSocketMeter | None = None) -> None:
+    def __init__(
+        self, root: int, spared_pids: set[int], sockets: unix_sockets.UnixSocketMeter | None = None, namespace_helper_pid: int = 0
+    ) -> None:
         self._root, self._spared_pids, self._exited_cpu_s, self._cpu_s_by_pid = root, spared_pids, 0.0, dict[int, float]()
-        self._shared, self._sockets = SharedMemoryMeter(), sockets
+        self._shared, self._sockets, self._namespace_helper_pid = SharedMemoryMeter(), sockets, namespace_helper_pid
+
+    def _list_pids(self) -> list[int]:
+        """List the processes of programs: the children of the namespace helper are the inits of their namespaces, which are ours."""
+        return list_descendants(self._root, self._spared_pids, spared_parent=self._namespace_helper_pid)
 
     def record_memory_baseline(self) -> int:
         """Return 0: before a program starts, it has no processes."""
@@ -132,7 +142,7 @@ class ProcessTableMeter:
 
     def get_memory_bytes(self) -> int:
         """Return the bytes of memory of all living descendants; shared memory is divided among the processes that share it."""
-        pids = list_descendants(self._root, self._spared_pids)
+        pids = self._list_pids()
         shown = [_read_pss_bytes(pid) for pid in pids]
         # what a process shares and has not touched itself is in no process's count, while it keeps the memory in use
         hidden = max(self._shared.get_bytes(pids) - sum(shared for _, shared in shown), 0)
@@ -142,9 +152,17 @@ class ProcessTableMeter:
         """Return whether more than `max_bytes` are in use: an upper bound first, because the exact count is slow."""
         return self._estimate_max_memory_bytes() > max_bytes and self.get_memory_bytes() > max_bytes
 
+    def has_exceeded_memory(self, peak_bytes: int, max_bytes: int) -> bool:
+        """Return whether a process that has exited had more than `max_bytes` at its peak, as the kernel counts it: what lasts for less than
+        the time between two measurements is seen in none of them.
+
+        The pages that it shares with the interpreter it was forked from are not its own.
+        """
+        return peak_bytes > max_bytes and peak_bytes - max(map(_read_rss_bytes, self._spared_pids), default=0) > max_bytes
+
     def _estimate_max_memory_bytes(self) -> int:
         """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""
-        pids = list_descendants(self._root, self._spared_pids)
+        pids = self._list_pids()
         return sum(_read_rss_bytes(pid) for pid in pids) + self._shared.get_bytes(pids) + self._get_socket_bytes()
 
     def _get_socket_bytes(self) -> int:
@@ -153,7 +171,7 @@ class ProcessTableMeter:
     def get_total_cpu_s(self) -> float:
         """Return the processor time, in seconds, of all descendants seen so far."""
         living: dict[int, float] = {}
-        for pid in list_descendants(self._root, self._spared_pids):
+        for pid in self._list_pids():
             fields = read_process_stat(pid)
             if fields:
                 living[pid] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
@@ -235,6 +253,10 @@ class OwnKernelMeter(ProcessTableMeter):
         excess = self.get_memory_bytes() - max_bytes
         return excess > 0 and excess > FORK_COST_BYTES * max(len(list_descendants(self._root, self._spared_pids)) - 1, 0)
 
+    def has_exceeded_memory(self, peak_bytes: int, max_bytes: int) -> bool:
+        """Return False: what this kernel reports of a process that has exited is not its own memory alone."""
+        return False
+
 
 def make_meter(
     root: int,
@@ -242,16 +264,17 @@ def make_meter(
     use_cgroup: bool,
     memory_bytes: int = 0,
     sockets: unix_sockets.UnixSocketMeter | None = None,
+    namespace_helper_pid: int = 0,
 ) -> CgroupMeter | ProcessTableMeter:
     """Return the best available meter; `memory_bytes` is the limit that the engine was given for this container, `sockets` the meter of
-    what control groups count themselves.
+    what control groups count themselves, and `namespace_helper_pid` the process whose children are no programs.
     """
     if use_cgroup:
         with contextlib.suppress(OSError, ValueError):
             return CgroupMeter()
         if has_own_kernel(memory_bytes):
             return OwnKernelMeter(root, spared_pids)
-    return ProcessTableMeter(root, spared_pids, sockets)
+    return ProcessTableMeter(root, spared_pids, sockets, namespace_helper_pid)
 
 
 def has_own_kernel(memory_bytes: int) -> bool:

@@ -60,7 +60,12 @@ class Supervisor:
             seccomp.is_architecture_supported(),
         )
         self.meter = meter.make_meter(
-            os.getpid(), spared_pids, settings["cgroup"], settings.get("memory_bytes", 0), settings["unix_sockets"]
+            os.getpid(),
+            spared_pids,
+            settings["cgroup"],
+            settings.get("memory_bytes", 0),
+            settings["unix_sockets"],
+            namespace_helper.pid if namespace_helper else 0,
         )
         self.killer = ends.ProcessKiller(
             namespace_helper, use_cgroup=settings["cgroup"], spared_pids=spared_pids, unused_uid=None if users is None else users.unused
@@ -334,8 +339,8 @@ class Supervisor:
         return session_server.SessionServer(processes.SupervisorResources(*tools))
 
     def _set_exit_status(self, run: streams.RunState, oom_kills_before: int, was_ready: bool) -> None:
-        reports = [born.exit_report for born in run.children if born.exit_report]
-        run.peak_bytes = max(run.peak_bytes, *(int(report["peak_kb"]) * 1024 for report in reports), 0)
+        own_peak = max((int(born.exit_report["peak_kb"]) * 1024 for born in run.children if born.exit_report), default=0)
+        run.peak_bytes = max(run.peak_bytes, own_peak)
         last = run.children[-1].exit_report
         run.exit_code = os.waitstatus_to_exitcode(last["status"]) if last else None
         if not was_ready and not run.exit_status:
@@ -344,6 +349,8 @@ class Supervisor:
             )
         elif self.meter.count_oom_kills() > oom_kills_before and run.exit_status != "INTERNAL_ERROR":
             run.exit_status, run.reason = "MEMORY_LIMIT", "the kernel killed the program because memory ran out"
+        elif self.meter.has_exceeded_memory(own_peak, int(run.limits["memory_mb"] * MEGABYTE)):
+            run.record_stop("MEMORY_LIMIT", f"the program used more than {run.limits['memory_mb']} MB")
         elif run.exit_code == -signal.SIGXCPU:
             run.record_stop("TIMEOUT", "the program used up its processor time")
         elif run.exit_code == -signal.SIGSYS:

@@ -177,6 +177,34 @@ def test_what_it_used_is_measured(sandbox: Sandbox) -> None:
     assert "system-call filter" in outcome.isolation
 
 
+HOLDING = """
+import mmap, os, time
+held = mmap.mmap(-1, {mb} << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+held.madvise(mmap.MADV_HUGEPAGE)
+for place in range(0, {mb} << 20, 1 << 12):
+    held[place] = 1
+time.sleep({seconds})
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("where", BOTH[1:])
+@pytest.mark.parametrize(
+    ("mb", "seconds", "limit_mb", "status"),
+    [
+        pytest.param(96, 0, 48, ExitStatus.MEMORY_LIMIT, id="for less than the time between two measurements"),
+        pytest.param(40, 0.1, 51, ExitStatus.OK, id="beside processes of ours, each with some megabytes"),
+    ],
+)
+def test_memory_is_measured_whenever_it_was_held(
+    where: str, mb: int, seconds: float, limit_mb: int, status: ExitStatus, request: pytest.FixtureRequest
+) -> None:
+    sandbox: Sandbox = request.getfixturevalue(where)
+    program = Program(HOLDING.format(mb=mb, seconds=seconds), limits=Limits(memory_mb=limit_mb))
+    outcomes = [sandbox.run(program) for _ in range(20)]
+    assert {outcome.status for outcome in outcomes} == {status}, outcomes
+
+
 def test_a_file_with_a_path_is_refused(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("print(1)", files={"../x": b""}))
     assert outcome.status is ExitStatus.INTERNAL_ERROR and "plain" in outcome.reason
