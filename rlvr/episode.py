@@ -197,8 +197,18 @@ class Episode(Hinted):
     @property
     def malformed_turn_spans(self) -> list[tuple[int, int]]:
         """The start and end in `tokens` of each turn with a call that could not be parsed (see `meta["malformed_turns"]`)."""
-        unread = set(self.meta.get("malformed_turns", ()))
-        return [span for turn, span in enumerate(self.turn_spans) if turn in unread] if unread else []
+        return self._select_turn_spans("malformed_turns")
+
+    @property
+    def unseen_turn_spans(self) -> list[tuple[int, int]]:
+        """The start and end in `tokens` of each turn that no agent was there to receive (see `meta["unseen_turns"]`). It had no effect, so it
+        is not trained on.
+        """
+        return self._select_turn_spans("unseen_turns")
+
+    def _select_turn_spans(self, name: str) -> list[tuple[int, int]]:
+        chosen = set(self.meta.get(name, ()))
+        return [span for turn, span in enumerate(self.turn_spans) if turn in chosen] if chosen else []
 
     @property
     def num_policy_tokens(self) -> int:

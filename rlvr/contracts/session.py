@@ -75,6 +75,8 @@ class Session(ABC):
 
     max_artifact_bytes: ClassVar[int] = 1 << 20
     """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
+    unseen_turns: Sequence[int] = ()
+    """The turns that nobody received, because the client of an agent was gone. They are not trained on. Read at the end."""
     warning: str = ""
     """A problem of this conversation that does not change the verdict, for the record; read at the end. Empty: none."""
 

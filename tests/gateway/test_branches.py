@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import rlvr
 from rlvr.chat.dialects.table import get_dialect
+from rlvr.contracts import Completion, SamplerTraits
 from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, Segment, StopReason
 from rlvr.gateway.agents import AgentClient
@@ -18,6 +21,7 @@ from rlvr.gateway.calls import GatewayError
 from rlvr.mdp.branches import find_longest_path, fork, get_path_tokens
 from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task
+from rlvr.training.update.step_data import StepData
 from rlvr.turns import Call
 
 LONG = "a question of more than sixteen characters"
@@ -223,3 +227,36 @@ def test_a_request_of_other_tools_is_another_conversation() -> None:
     assert history.find_continued_turn(ChatRequest(later, (ToolSpec("now", "The time."),))) is None
     assert history.find_continued_turn(ChatRequest((user("3+3="), *later[1:]))) is None
     assert history.find_continued_turn(ChatRequest((*later, {"role": "assistant", "content": "x"}, user("?")))) is None
+
+
+def test_a_turn_that_no_client_received_is_masked() -> None:
+    async def agent(client: AgentClient, task: Task) -> None:
+        import asyncio
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.chat([user(LONG)])
+        await asyncio.sleep(1.0)
+        await client.chat([user(task.question)])
+
+    class Slow(rlvr.Sampler):
+        traits = SamplerTraits(loads_weights=False)
+
+        def stream_completions(self, requests: Any, sampling: Any) -> Any:
+            time.sleep(0.6)
+            for number, request in enumerate(requests):
+                text = "11" if len(request.prompt) < 20 else "never seen"
+                tokens = [*rlvr.load_tokenizer("bytes").encode(text), rlvr.load_tokenizer("bytes").eos_id]
+                yield number, Completion(tokens, [-1.0] * len(tokens), "stop")
+
+    env = rlvr.make_env("agent", env="arithmetic", function=agent)
+    with rlvr.Rollout(env, "bytes", Slow()) as rollout:
+        [[episode]] = rollout.sample(env.task("train", 0), n=1, seed=1)
+    env.close()
+    assert episode.meta["unseen_turns"] == [0] and episode.reward == 1.0
+    step = StepData([[episode]], rlvr.make_algorithm("grpo"))
+    [(start, end)] = episode.unseen_turn_spans
+    assert end - start == len("never seen") + 1 and step.rows.num_policy_tokens == 3
+    step.set_advantages([[[1.0] * len(episode.tokens)]], keep_zero_advantage=False)
+    counts = step.count_tokens()
+    assert (counts["tokens/sampled"], counts["tokens/to_train"], counts["tokens/masked"]) == (14, 3, 11)

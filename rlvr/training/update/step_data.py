@@ -39,7 +39,9 @@ class StepData:
         self.row_positions = [(g, i) for g, group in enumerate(groups) for i, e in enumerate(group) if e.is_scored and e.num_policy_tokens]
         self.episodes = [groups[g][i] for g, i in self.row_positions]
         self.rows = TokenRows(
-            [e.tokens for e in self.episodes], [algorithm.loss_mask(e) for e in self.episodes], [e.segments for e in self.episodes]
+            [e.tokens for e in self.episodes],
+            [_mask_out_unseen_turns(algorithm.loss_mask(e), e) for e in self.episodes],
+            [e.segments for e in self.episodes],
         )
         self.is_in_loss = [algorithm.is_in_loss(e) and bool(n) for e, n in zip(self.episodes, self.rows.num_acted, strict=True)]
         self.has_grad = list(self.is_in_loss)
@@ -204,6 +206,16 @@ class StepData:
         if not chosen.numel():
             return {"count": 0.0, "sum": 0.0, "squares": 0.0}
         return {"count": float(chosen.numel()), "sum": float(chosen.sum()), "squares": float(chosen.square().sum())}
+
+
+def _mask_out_unseen_turns(mask: Sequence[bool], episode: Episode) -> Sequence[bool]:
+    unseen = episode.unseen_turn_spans
+    if not unseen:
+        return mask
+    kept = list(mask)
+    for start, end in unseen:
+        kept[start:end] = [False] * (end - start)
+    return kept
 
 
 class OptimizerStepStats:
