@@ -46,8 +46,20 @@ def preload_modules() -> None:
     """Import the modules that most programs import, and exclude them from garbage collection."""
     for name in PRELOADED_MODULES.split():
         __import__(name)
+    if sys.version_info >= (3, 14):
+        choose_fork()
     gc.collect()
     gc.freeze()
+
+
+def choose_fork() -> None:
+    """Make `fork` the start method of multiprocessing, unless a program chooses another: that of Python 3.14, forkserver, passes
+    descriptors, which the filter refuses, and reads the file of the program, which there is not.
+    """
+    from multiprocessing import context
+
+    with contextlib.suppress(AttributeError, KeyError):  # they are not public
+        context._default_context._default_context = context._concrete_contexts["fork"]  # type: ignore[attr-defined]
 
 
 def serve_forks(connection: socket.socket, uses_namespaces: bool, filter_strictness: int) -> dict[str, Any] | None:

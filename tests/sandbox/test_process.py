@@ -205,6 +205,29 @@ def test_memory_is_measured_whenever_it_was_held(
     assert {outcome.status for outcome in outcomes} == {status}, outcomes
 
 
+def test_programs_fork_where_the_default_of_multiprocessing_is_forkserver() -> None:
+    source = """
+import multiprocessing
+from multiprocessing import context
+from rlvr.sandbox._inside import zygote
+context._default_context._default_context = context._concrete_contexts["forkserver"]  # as in Python 3.14
+zygote.choose_fork()
+if __name__ == "__main__":
+    with multiprocessing.Pool(1) as pool:
+        print(multiprocessing.get_start_method(), pool.map(abs, [-3]))
+    multiprocessing.set_start_method("spawn", force=True)
+    print(multiprocessing.get_start_method())
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split("\n")[:2] == ["fork [3]", "spawn"], done
+
+
+def test_a_program_starts_processes(sandbox: Sandbox) -> None:
+    source = "from concurrent.futures import ProcessPoolExecutor\nif __name__ == '__main__':\n    with ProcessPoolExecutor(2) as pool: print(*pool.map(abs, [-3, 4]))"
+    outcome = sandbox.run(Program(source))
+    assert (outcome.status, outcome.stdout) == (ExitStatus.OK, "3 4\n"), outcome
+
+
 def test_a_file_with_a_path_is_refused(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("print(1)", files={"../x": b""}))
     assert outcome.status is ExitStatus.INTERNAL_ERROR and "plain" in outcome.reason
