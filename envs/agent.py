@@ -75,7 +75,8 @@ class Agent(Environment):
                 The settings command, variables and files replace or extend those of the preset.
             command: the program and its arguments. In them and in `stdin`, {task} is the task's text, {url} the address of the gateway, {key}
                 the key of the episode, {model} the name of the model, {task_file} a file with the task's
-                messages as JSON, and {home} the folder that is its home.
+                messages as JSON, {home} the folder that is its home, and {here} the folder in
+                which rlvr was started.
             function: instead of a command, a function `agent(client, task)`, or its name, path/to/file.py:function. What it returns is the
                 answer; None: the policy's last turn is.
             stdin: what the program reads from its standard input.
@@ -155,7 +156,7 @@ class Agent(Environment):
         task_file = place.home / TASK_FILE
         task_file.write_text(json.dumps({"id": task.id, "messages": [dict(message) for message in task.prompt]}), "utf-8")
         text = "\n\n".join(str(message["content"]) for message in task.prompt)
-        values = {"task": text, "url": url, "key": calls.secret, "model": MODEL, "task_file": str(task_file), "home": str(place.home)}
+        values = {"task": text, "url": url, "key": calls.secret, "model": MODEL, "task_file": str(task_file), "home": str(place.home), "here": str(Path.cwd())}
         for path, content in self.files.items():
             (place.home / path).parent.mkdir(parents=True, exist_ok=True)
             (place.home / path).write_text(_fill(content, values), "utf-8")

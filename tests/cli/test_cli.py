@@ -95,7 +95,7 @@ def test_list_fits_on_one_screen(capsys: Said, monkeypatch: pytest.MonkeyPatch) 
     said = obey(["list"], capsys)
     assert len(said.splitlines()) <= 35 and max(map(len, said.splitlines())) <= 100
     envs = parsed(["list", "envs"], capsys)
-    assert re.search(rf"envs +{len(envs)} +arithmetic, bfcl, ", said) and "`rlvr list KIND`" in said
+    assert re.search(rf"envs +{len(envs)} +agent, arithmetic, ", said) and "`rlvr list KIND`" in said
 
 
 def test_list_shows_which_plugins_are_broken(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:

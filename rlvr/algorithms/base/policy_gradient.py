@@ -19,7 +19,7 @@ from rlvr.algorithms.base.setting_checks import check_setting_combinations
 from rlvr.algorithms.base.settings import find_inactive_settings
 from rlvr.algorithms.functions import advantages as credit
 from rlvr.algorithms.functions import aggregation as aggregate
-from rlvr.algorithms.functions import kl, mismatch
+from rlvr.algorithms.functions import branches, kl, mismatch
 from rlvr.algorithms.functions import loss_terms as terms
 from rlvr.algorithms.functions import turn_advantages as turns
 from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
@@ -83,7 +83,8 @@ class PolicyGradient(Algorithm):
     common_settings: Mapping[str, tuple[Any, str]] = {
         "whiten": ("none", "str"), "malformed_call_penalty": (0.0, "float"), "overlong_buffer": (0, "int"),
         "overlong_penalty": (0.5, "float"), "loss_aggregation": ("seq-mean-token-mean", "str"), "max_new_tokens": (0, "int"),
-        "mask_truncated_completions": (False, "bool"), "mask_malformed_calls": (False, "bool"), "dynamic_sampling_rounds": (1, "int"),
+        "mask_truncated_completions": (False, "bool"), "mask_malformed_calls": (False, "bool"), "branch_credit": ("all", "str"),
+        "dynamic_sampling_rounds": (1, "int"),
         "beta": (0.0, "float"), "kl_estimator": ("k3", "str"), "kl_in": ("loss", "str"), "kl_target": (None, "float | None"),
         "kl_horizon": (10_000, "int"), "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
         "entropy_coef": (0.0, "float"), "num_iterations": (1, "int"), "old_from_sampler": (False, "bool"),
@@ -153,8 +154,10 @@ class PolicyGradient(Algorithm):
         if own:
             _check_finite(found, answers, own)
         self.metrics, self.returns = answers.metrics, answers.value_targets
-        kept = answers.action_masks if not self.settings.mask_malformed_calls else [[self.loss_mask(e) for e in group] for group in groups]
-        return expand_to_tokens(found, kept) if self.settings.whiten == "none" else self._whiten(answers, found, kept)
+        masks = self.settings.mask_malformed_calls or self.settings.branch_credit == "last"
+        kept = [[self.loss_mask(e) for e in group] for group in groups] if masks else answers.action_masks
+        spread = expand_to_tokens(found, kept) if self.settings.whiten == "none" else self._whiten(answers, found, kept)
+        return branches.divide_by_branches(spread, groups) if self.settings.branch_credit == "even" else spread
 
     def _whiten(self, answers: AnswerBatch, advantages: Any, token_masks: TokenMasks) -> NestedValues:
         """Whiten the advantages over the answers or the tokens of all processes."""
@@ -206,8 +209,9 @@ class PolicyGradient(Algorithm):
         return self.is_in_advantages(episode) and not (self.settings.mask_truncated_completions and episode.is_cut_by_token_or_time_limit)
 
     def loss_mask(self, episode: Episode) -> Sequence[bool]:
-        """Return the tokens in the loss: the policy's tokens, without turns with a malformed call if these are masked."""
-        return turns.mask_out_malformed_turns(episode) if self.settings.mask_malformed_calls else episode.action_mask
+        """Return the tokens in the loss: the policy's tokens, without turns with a malformed call and earlier branches if these are masked."""
+        mask = turns.mask_out_malformed_turns(episode) if self.settings.mask_malformed_calls else episode.action_mask
+        return branches.mask_out_earlier_branches(episode, mask) if self.settings.branch_credit == "last" else mask
 
     # ---- loss -----------------------------------------------------------------------------------------------------
 

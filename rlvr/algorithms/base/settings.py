@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.algorithms.functions.aggregation import AGGREGATIONS
+from rlvr.algorithms.functions.branches import BRANCH_CREDITS
 from rlvr.algorithms.functions.kl import KL_ESTIMATORS
 from rlvr.algorithms.functions.mismatch import CORRECTIONS
 from rlvr.algorithms.functions.preferences import PREFERENCE_LOSSES
@@ -117,6 +118,8 @@ SETTINGS: Mapping[str, Setting] = {
     "mask_truncated_completions": Setting("Exclude answers that reached the limit from the loss."),
     "mask_malformed_calls": Setting("Exclude the turns with a tool call that could not be read from the loss; the other turns of the "
                                     "answer train."),
+    "branch_credit": Setting("Where an agent's conversation has branches: each has the whole advantage (all), they share it (even), or only "
+                             "the last one is trained (last).", choices=BRANCH_CREDITS),
     "dynamic_sampling_rounds": Setting("Groups whose rewards are all equal give no gradient; others are sampled instead, in up to this "
                                        "many rounds per step.", 1),
     # KL and entropy

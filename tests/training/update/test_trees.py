@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from rlvr.episode import Episode, Segment, find_path
 from rlvr.models.batch import TokenRows
+from rlvr.registry.plugins import build
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.rollout.timing import RolloutTiming
 from rlvr.runs.run_log import episode_to_json
@@ -23,6 +25,7 @@ from rlvr.training.task_sampling.offline_dataset import episode_from_json
 from rlvr.training.update import packing
 from rlvr.training.update.packing import PackingMode, pack_rows
 from rlvr.training.update.policy import Policy
+from rlvr.training.update.step_data import StepData
 from tests.fixtures.families import UNUSUAL, model_of
 from tests.fixtures.gradients import VARIANTS, apart, fixed_groups, gradient, learner_for
 from tests.training.update.test_varlen import spelt_out
@@ -202,3 +205,26 @@ def test_a_tree_survives_what_stores_and_sends_it() -> None:
     assert episode_from_json(json.loads(json.dumps(episode_to_json(1, e, [])))).segments == e.segments
     batch = RolloutBatch(groups, {}, {}, RolloutTiming())
     assert batch_from_json(json.loads(json.dumps(batch_to_json(batch)))).groups == groups
+
+
+def test_branches_share_the_advantage_or_only_the_last_one_is_trained() -> None:
+    groups = with_a_second_branch(fixed_groups())
+    found = {}
+    for credit in ("all", "even", "last"):
+        algorithm = build("algorithm", "grpo", branch_credit=credit, scale_rewards="none")
+        step = StepData(groups, algorithm)
+        step.set_advantages(algorithm.compute_advantages(groups), keep_zero_advantage=False)
+        found[credit] = step.advantages
+        assert (
+            sum(step.count_tokens()[f"tokens/{name}"] for name in ("to_train", "masked", "dropped"))
+            == step.count_tokens()["tokens/sampled"]
+        )
+    for g, group in enumerate(groups):
+        for i, e in enumerate(group):
+            whole, shared, last = (np.asarray(found[credit][g][i]) for credit in ("all", "even", "last"))
+            assert np.allclose(shared * len(e.branches), whole)
+            on_path = np.zeros(len(e.tokens), dtype=bool)
+            for a, b in e.branches[-1]:
+                on_path[a:b] = True
+            assert np.array_equal(last, np.where(on_path, whole, 0))
+    assert any(len(e.branches) > 1 and np.any(found["all"][g][i]) for g, group in enumerate(groups) for i, e in enumerate(group))
