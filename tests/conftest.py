@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import getpass
+import importlib
 import os
 import resource
 import shutil
@@ -57,6 +59,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Start two workers on each processor for the quick tests, which wait half of their time, and three on two for the slow ones."""
     count = len(os.sched_getaffinity(0))
     return count * 2 if str(config.option.markexpr).startswith("not") else count + count // 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have each worker begin with another part of the test modules: what one has compiled, with its assertions, the others find."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or [Path(path).name for path in session.config.args] != ["tests"]:
+        return
+    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+    first = len(modules) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in modules[first:] + modules[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # its collection says what is wrong with it
+            importlib.import_module(".".join(path.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 _frozen_modules = 0

@@ -32,7 +32,7 @@ FILLER = [
 @pytest.mark.parametrize("seed", range(4))
 def test_no_declaration_begins_before_the_position_to_search_from(seed: int) -> None:
     rng, shorter = random.Random(seed), 0
-    for _ in range(1500):
+    for _ in range(700):
         words = [*rng.choices(FILLER, k=rng.randint(0, 60)), rng.choice(EXAMPLES), *rng.choices(FILLER, k=rng.randint(0, 3))]
         text = rng.choice([" ", "\n", " \n"]).join(words)
         pattern, _, start = get_declaration_patterns(text)
@@ -80,7 +80,7 @@ def write_match(tree: Any, rng: random.Random) -> str:
 @pytest.mark.parametrize("pattern", [pattern for pattern, _ in context_words.DENIAL_PATTERNS_BEFORE])
 def test_the_prefilter_passes_whatever_a_denial_pattern_matches(pattern: str) -> None:
     rng, tree, matched = random.Random(pattern), parser.parse(pattern), 0
-    for _ in range(400):
+    for _ in range(200):
         phrase = write_match(tree, rng)
         if not re.search(rf"(?:{pattern})$", phrase):
             continue  # a boundary of a word that the random text does not have
