@@ -74,7 +74,7 @@ class TextEnvironment(Environment):
         env_class: Callable[..., Any] | str | None = None,
         kwargs: Mapping[str, Any] | None = None,
         max_turns: int = 16,
-        reward_range: Sequence[float] = (0.0, 1.0),
+        reward_range: Sequence[float] | None = None,
         max_prompt_tokens: int = 1024,
         seed: int = 0,
         instruction: str = "",
@@ -86,7 +86,8 @@ class TextEnvironment(Environment):
             env_class: the class, a function that builds an environment, or path/to/file.py:Class; None: an example.
             kwargs: the settings of the class.
             max_turns: the most turns of the policy.
-            reward_range: what the rewards of an episode may add up to; the sums become the scores 0 and 1.
+            reward_range: what the rewards of an episode may add up to; the sums become the scores 0 and 1. None: the `reward_range` of the
+                class, if it has one with two numbers, else (0, 1).
             max_prompt_tokens: the most tokens of a first observation.
             seed: another seed gives other tasks.
             instruction: a system message.
@@ -98,7 +99,10 @@ class TextEnvironment(Environment):
             raise ConfigError(f"max_turns is {max_turns!r:.60}; at least 1 turn must be allowed")
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ConfigError(f"kwargs is {kwargs!r:.60}; it must be a mapping of the settings of env_class")
-        if not _is_range(reward_range):
+        if reward_range is None:
+            declared = getattr(self.env_class, "reward_range", None)
+            reward_range = declared if _is_range(declared) else (0.0, 1.0)
+        if reward_range is None or not _is_range(reward_range):
             raise ConfigError(f"reward_range is {reward_range!r:.60}; it must be the lowest and the highest sum of rewards, such as (0, 1)")
         self.kwargs = dict(kwargs or {})
         self.label = getattr(self.env_class, "__name__", "text_env")

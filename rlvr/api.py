@@ -363,7 +363,9 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None, **settin
         given = {**(settings.pop("kwargs", None) or {}), **settings}
 
         def build_text_env(**more: Any) -> Environment:
-            return make_env(plugin, **{**given, **more})
+            made = make_env(plugin, **{**given, **more})
+            made.label = name  # the ids of its tasks begin with it
+            return made
 
         build_text_env.__doc__ = plugin.__doc__
         register(name, build_text_env, kind="env")

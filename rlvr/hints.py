@@ -386,6 +386,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     },
     "evaluate": {
         "score_range": _SCORE_RANGE,
+        "allow_unscored": "report.envs[NAME].mean_score, the mean of the samples that have a score",
         "api_key": "the key is read from the variable OPENAI_API_KEY; sampler={'api_key_env': 'MY_KEY'} names another",
         "base_url": "policy='openai:URL#MODEL'",
         "best_of": _NUM_ANSWERS,

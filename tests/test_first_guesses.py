@@ -251,6 +251,18 @@ def test_a_verdict_says_how_its_fields_are_called() -> None:
     assert "write score=" in message and "info: write detail=" in message and "the call is rlvr.Verdict(score, reason=''" in message
 
 
+@pytest.mark.parametrize("returned", [(0.5, "half of it"), (0.5, None), (0.5, {"parsed": "4"}), {"score": 0.5, "reason": "half of it"}])
+def test_a_function_may_return_a_score_with_its_reason(returned: Any) -> None:
+    verdict = rlvr.verify(lambda answer, reference: returned, answer="4", reference="4")
+    assert verdict.score == 0.5 and ("half of it" in verdict.reason) == ("half of it" in str(returned))
+    assert "why not" in rlvr.verify(lambda answer, reference: (None, "why not"), answer="4", reference="4").reason
+    assert rlvr.verify(lambda answer, reference: (1.0, 2.0), answer="4", reference="4").score is None
+
+
+def test_a_word_of_the_command_line_is_told_in_python() -> None:
+    assert "mean_score" in read_message(lambda: rlvr.evaluate("arithmetic", lambda prompt: "4", allow_unscored=True))
+
+
 def test_a_function_may_return_a_verdict_and_keeps_its_reason() -> None:
     def includes(completion: str, target: str) -> rlvr.Verdict:
         return rlvr.Verdict(score=float(target in completion), reason="substring")

@@ -38,7 +38,7 @@ class RewardFunctionError(RlvrError):
 class FunctionVerifier(Verifier):
     """Scores with a function of yours: its return value is the score.
 
-    `f(answer, reference)` returns a number, True or False, None for *not scored*, or a verdict. A reward function of TRL,
+    `f(answer, reference)` returns a number, True or False, None for *not scored*, a number with a reason, or a verdict. A reward function of TRL,
     `f(prompts, completions, **columns) -> list`, works too, and so does a coroutine function: its answers are awaited concurrently, in one
     event loop. An evaluation reports accuracy and pass@k of scores from 0 to 1; other
     numbers are rewards to train with, and are reported as a mean.
@@ -48,7 +48,7 @@ class FunctionVerifier(Verifier):
     1.0
     """
 
-    version = "3"  # 3: f(response, answer) and f(y_true, y_pred) get the answer and the reference the right way round
+    version = "4"  # 4: a number with a reason is a score; 3: f(response, answer) and f(y_true, y_pred) get the answer and the reference the right way round
     examples = (VerifierExample(reference="4", correct=("4",), incorrect=("5", "44")),)
 
     def __init__(
@@ -179,12 +179,18 @@ class FunctionVerifier(Verifier):
             returned.close()
             reason = f"{self.name} returned a coroutine; write the function itself as `async def`, then its result is awaited"
             return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "TypeError"})
+        why: Any = None
+        if (
+            isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], str | Mapping | None)
+        ):  # as other libraries have it
+            returned, why = returned
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
         if isinstance(returned, Mapping) and not returned.keys() & {"score", "reward"}:
             reason = f"{self.name} returned {returned!r:.80}; a mapping has the score under `score` or `reward`"
             return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "KeyError"})
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
-            return Verdict(None, f"{self.name} returned None", fault=Fault.TASK if task.reference is None else Fault.INFRA)
+            reason = f"{self.name} returned None" + (f": {why}" if isinstance(why, str) and why else "")
+            return Verdict(None, reason, fault=Fault.TASK if task.reference is None else Fault.INFRA)
         if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
             reason = f"{self.name} returned {value!r:.80}; it must return a number, True, False or None"
             return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "TypeError"})
@@ -206,7 +212,7 @@ class FunctionVerifier(Verifier):
                 None, f"{self.name} returned {number:g}, {allowed}", fault=Fault.INFRA, detail={"out_of_range": True, RAISED: "ValueError"}
             )
         score = (number - low) / (high - low) if self.score_range else number
-        why = returned.get("reason") if isinstance(returned, Mapping) else None
+        why = returned.get("reason", why) if isinstance(returned, Mapping) else why
         return Verdict(score, f"{self.name} returned {number:g}" + (f": {why}" if isinstance(why, str) and why else ""))
 
     def _describe_error(self, error: Exception) -> str:

@@ -51,7 +51,9 @@ class SessionReward(Verifier):
         if transcript.artifacts.get("over") is False:
             return Verdict(0.0, f"the episode was not over; the session gave {total:g} until then")
         if total > high + ROUNDING:
-            why = f"the session gave {total:g} in all, above its scale, {low:g} to {high:g} (reward_range of text_env)"
+            why = (
+                f"the session gave {total:g} in all, above its scale, {low:g} to {high:g}; make it wider: reward_range=({low:g}, {total:g})"
+            )
             return Verdict(None, why, fault=Fault.INFRA)
         if total < low - ROUNDING:
             return Verdict(0.0, f"the session gave {total:g} in all, below its scale, {low:g} to {high:g}")

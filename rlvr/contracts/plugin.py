@@ -248,6 +248,7 @@ def make_stepped_factory(plugin: type, *args: Any, **kwargs: Any) -> Callable[..
         return concrete(*args, **{**kwargs, **more})
 
     build.__name__ = plugin.__name__
+    build.reward_range = getattr(plugin, "reward_range", None)  # type: ignore[attr-defined]
     return build
 
 

@@ -88,6 +88,7 @@ def _make_env_factory(value: Any, settings: Mapping[str, Any]) -> Callable[[], A
                 ) from error
 
     build.__name__ = (value if isinstance(value, type) else type(value)).__name__
+    build.reward_range = getattr(value, "reward_range", None)  # type: ignore[attr-defined]
     return build
 
 

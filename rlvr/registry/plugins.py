@@ -317,7 +317,10 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
         return build(k.name, "function", function=factory, **kwargs)
     if k.name == "env" and isinstance(plugin, str) and is_gymnasium_class(factory):
         of_env, of_class = split_text_env_settings(factory, kwargs)
-        return build("env", "text_env", env_class=factory, kwargs=of_class, **of_env)
+        around = build("env", "text_env", env_class=factory, kwargs=of_class, **of_env)
+        if not re.search(r"\.py(:|$)", plugin):  # the ids of tasks begin with the name that the class has here
+            around.label = plugin
+        return around
     _reject_other_contract_version(factory, k.name, plugin)
     name = get_plugin_label(plugin)
     if isinstance(factory, type):

@@ -52,6 +52,41 @@ def test_breaking_off_pays_nothing_where_every_turn_costs() -> None:
     assert Golf.opened == 0, "environments are left open"
 
 
+@pytest.mark.parametrize("declared", [(-5, 0), [-5.0, 0.0], (float("-inf"), float("inf"))])
+def test_a_class_may_declare_the_range_of_its_rewards(declared: Any) -> None:
+    class Declared(Golf):
+        reward_range = declared
+
+    class Plain:
+        reward_range = declared
+        reset, step = Golf.reset, Golf.step
+
+    for env_class in (Declared, Plain):
+        assert [score for score, _ in play(rlvr.make_env(env_class, reward_range=(-10, 0)), lambda prompt: "hit")] == [0.9, 0.9]
+        found = play(rlvr.make_env(env_class), lambda prompt: "hit")
+        assert [score for score, _ in found] == ([0.8, 0.8] if -5 in declared else [0.0, 0.0]), found
+
+
+def test_a_reward_above_the_range_says_which_range_would_do() -> None:
+    class Rich(Golf):
+        def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return "", 5.0, True, False, {}
+
+    (score, reason), *_ = play(Rich, lambda prompt: "hit")
+    assert score is None and "reward_range=(0, 5)" in reason
+    assert play(rlvr.make_env(Rich, reward_range=(0, 5)), lambda prompt: "hit")[0][0] == 1.0
+
+
+def test_tasks_of_a_registered_class_have_ids_with_its_name() -> None:
+    class Plain:
+        reset, step = Golf.reset, Golf.step
+
+    for name, env_class in (("golf", Golf), ("plain", Plain)):
+        rlvr.register(name, env_class)
+        assert rlvr.make_env(name).task("train", 0).id.startswith(f"{name}/train/")
+        assert rlvr.make_env(env_class).task("train", 0).id.startswith(f"{env_class.__name__}/train/")
+
+
 def test_an_action_that_the_environment_cannot_read_is_an_own_0() -> None:
     class Number(Golf):
         def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
