@@ -14,7 +14,7 @@ LAYERS = [
     ["evaluation", "conformance", "integrations"],
     ["rollout"],
     ["samplers", "algorithms", "envs", "verifiers", "sandbox", "tools"],
-    ["mdp", "chat", "models", "runs"],
+    ["mdp", "chat", "gateway", "models", "runs"],
     ["registry", "config"],
     ["contracts", "extraction", "records, errors"],
 ]

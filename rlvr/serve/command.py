@@ -106,8 +106,8 @@ def serve(serve_config: ServeConfig) -> int:
 async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: str) -> int:
     import uvicorn
 
-    from rlvr.serve.app import ServiceRoutes
     from rlvr.gateway.connection import make_protocol_class
+    from rlvr.serve.app import ServiceRoutes
     from rlvr.serve.guard import RequestGuard
     from rlvr.serve.metrics import ServiceMetrics
     from rlvr.serve.pool import ServicePool
