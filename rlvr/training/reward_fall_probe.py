@@ -50,8 +50,10 @@ MAX_NOISE = 0.2
 """A verifier that was deterministic may give so large a part of the same answers another score each time."""
 CHANGE_SIGMAS = 3.0
 """How many standard errors the correlation of scores must be below that of a verifier that is not deterministic with itself."""
-MIN_APART = 8
-"""A verifier that is not deterministic must have told so many answers from so many others, if all of them scoring the same is to show a change."""
+MIN_CHANGED, MIN_APART = 4, 8
+"""A verifier that seems deterministic may seldom give another score, so that many answers must have one, if they are to show a change. One that
+is known to do so must have told the second number of answers from so many others.
+"""
 SAME_SCORE = 1e-9
 """Scores that differ by less are equal: 0.9 is not always computed to the last bit."""
 
@@ -391,14 +393,14 @@ def _describe_verifier_change(
 
     `repeatability`: how the scores of the same answers correlated without a change, measured on `num_measured` answers.
 
-    >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in (0.0, 0.0, 1.0, 1.0)]
-    >>> _describe_verifier_change(answers, [0.5, 0.5, 0.5, 0.5])
+    >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in [0.0] * 4 + [1.0] * 4]
+    >>> _describe_verifier_change(answers, [0.5] * 8)
     'all score the same now'
-    >>> _describe_verifier_change(answers, [1.0, 0.9, 0.0, 0.0])
+    >>> _describe_verifier_change(answers, [1.0] * 3 + [0.9] + [0.0] * 4)
     'those that scored more do not score more now'
-    >>> _describe_verifier_change(answers, [0.0, 0.1, 0.2, 0.2])
+    >>> _describe_verifier_change(answers, [0.0, 0.1, 0.1, 0.1] + [0.2] * 4)
     ''
-    >>> _describe_verifier_change(answers, [1.0, 0.0, 1.0, 0.0], repeatability=0.1, num_measured=32)
+    >>> _describe_verifier_change(answers * 2, [1.0, 0.0] * 8, repeatability=0.1, num_measured=32)
     ''
     """
     known = _pair_scores(answers, scores)
@@ -408,9 +410,11 @@ def _describe_verifier_change(
     if max(before) - min(before) <= SAME_SCORE:
         return ""
     is_noisy, middle = repeatability < 1 - SAME_SCORE, (max(before) + min(before)) / 2
+    above, num_changed = sum(score > middle for score in before), sum(abs(old - new) > SAME_SCORE for old, new in known)
+    if min(above, len(before) - above) < MIN_APART if is_noisy else num_changed < MIN_CHANGED:
+        return ""
     if max(now) - min(now) <= SAME_SCORE:
-        above = sum(score > middle for score in before)
-        return "" if is_noisy and min(above, len(before) - above) < MIN_APART else "all score the same now"
+        return "all score the same now"
     correlation = _correlate(known)
     if correlation >= MIN_CORRELATION or (is_noisy and not _is_below((correlation, len(known)), (repeatability, num_measured))):
         return ""

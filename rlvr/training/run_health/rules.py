@@ -244,7 +244,7 @@ class MissingGradient(HealthRule):
         since = run.get_first_step(count)
         if probe is not None and reward is not None:
             if told := run.examine_or_reuse("verifier", lambda: probe.describe_change(checked, probe.verify_again(checked))):
-                cause = causes.explain_changed_verifier(run, checked, f"of step {run.checked_step}", told)
+                cause = causes.explain_changed_verifier(run, checked, f"up to step {run.checked_step}", told)
                 return Trouble("gradient", since, what, cause, since - 1)
             elif reward > 0 and run.examine_or_reuse("saturation", lambda: self._is_saturated(probe, rows, reward)):
                 run.solved_reward = reward - SAME_SCORE
@@ -622,8 +622,8 @@ class HeldOutFall(HealthRule):
         since = next(at for at, value in figures if at > good and (value < (fall.high + fall.now) / 2 or at == figures[-1][0]))
         return since, good
 
-    def _measure_reward_rise(self, change: HeldOutChange) -> RewardRise | None:
-        """Measure the reward near the earlier and near the newest evaluations; None if it has not risen beyond chance."""
+    def _measure_reward_rise(self, change: HeldOutChange, sigmas: float = GAP_SIGMAS) -> RewardRise | None:
+        """Measure the reward near the earlier and near the newest evaluations; None if it has not risen by so many standard errors."""
         run, until = self.run, self._history.newest_step
         places = [place for place, row in enumerate(run.scored_rows) if row["step"] <= max(until, change.since)]
         then = [
@@ -635,7 +635,7 @@ class HeldOutFall(HealthRule):
             return None
         before, now = run.rewards.measure(then[0], then[-1] + 1), run.rewards.measure(recent[0], recent[-1] + 1)
         error = math.hypot(before.error, now.error)
-        return RewardRise(before, now, error) if now.mean - before.mean > self.GAP_SIGMAS * error else None
+        return RewardRise(before, now, error) if now.mean - before.mean > sigmas * error else None
 
     def _warn_of_gap(self) -> bool:
         """Warn, once, that the reward rises while the held-out figure falls; return whether it does."""
@@ -665,7 +665,7 @@ class HeldOutFall(HealthRule):
     def _explain(self, change: FallCause, fall: HeldOutChange, since: int) -> str:
         if change is FallCause.VERIFIER:
             return causes.explain_changed_verifier(self.run, self._best_answers, "before")
-        if rise := self._measure_reward_rise(fall):
+        if rise := self._measure_reward_rise(fall, sigmas=1.0):
             return causes.explain_reward_without_held_out(self.run, rise.before.mean, rise.now.mean)
         return causes.explain_policy_change(self.run, since)
 
@@ -734,7 +734,8 @@ class ChangedVerifier(HealthRule):
             told = probe.describe_noise(self._first_answers)
         if not told:
             self._num_doubts, run.verified_step, self._since_check = 0, step, []
-            self._choose_answers(probe, step)
+            pairs = zip(run.checked_answers, scores, strict=True)
+            self._choose_answers(probe, step, [one for one, score in pairs if score is not None and abs(score - one.score) <= SAME_SCORE])
             return None
         self._num_doubts += 1
         if self._num_doubts < min(PATIENCE_OF_CHECKS, self.bounds.patience):
@@ -748,11 +749,13 @@ class ChangedVerifier(HealthRule):
             since, good = (last + 1, last) if is_whole else (last, last - 1)
             when = f"the answers of step {last} score otherwise now, those of step {last + 1} do not"
         what = f"the verifier scores answers otherwise than at first ({when})"
-        cause = causes.explain_changed_verifier(run, run.checked_answers, f"of step {run.checked_step}", told)
+        cause = causes.explain_changed_verifier(run, run.checked_answers, f"up to step {run.checked_step}", told)
         return Trouble("verifier", since, what, cause, good)
 
-    def _choose_answers(self, probe: RewardFallProbe, step: int) -> None:
-        """Choose answers of this step, the worst and the best; those before stay if all of these score the same."""
+    def _choose_answers(self, probe: RewardFallProbe, step: int, confirmed: Sequence[KeptAnswer] = ()) -> None:
+        """Choose answers of this step, the worst and the best; those before stay if all of these score the same. `confirmed`: answers that
+        got the same score again, which stay where few others are as bad or as good as they are.
+        """
         found = sorted(self.run.list_step_answers(probe), key=lambda answer: answer.score)
         if found and found[-1].score - found[0].score > SAME_SCORE:
             if not self.run.checked_answers:
@@ -761,7 +764,15 @@ class ChangedVerifier(HealthRule):
                 if probe.repeatability < 1.0:  # a few answers do not tell how noisy the verifier is
                     probe.measure_repeatability(_select_extremes(found, MAX_ANSWERS))
             # where the scores of one answer differ, only many answers show a change
-            self.run.checked_answers = _select_extremes(found, self.NUM_CHECKED if probe.repeatability == 1.0 else MAX_ANSWERS)
+            is_noisy = probe.repeatability < 1.0
+            lowest, highest = found[0].score, found[-1].score
+            if not is_noisy:
+                worse, best = ([one for one in found if (one.score >= highest) is is_best] for is_best in (False, True))
+                earlier = [one for one in confirmed if one.score <= lowest or one.score >= highest]
+                found = sorted(
+                    [*worse, *earlier, *best], key=lambda answer: answer.score
+                )  # of equal ones those of this step are at the ends
+            self.run.checked_answers = _select_extremes(found, MAX_ANSWERS if is_noisy else self.NUM_CHECKED)
             self.run.checked_step = step
 
 
