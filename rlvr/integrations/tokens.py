@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -62,9 +62,13 @@ class TokenRow:
 def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
     """Convert an episode to a row. Without a token of the policy it gets the token `pad_id`, with mask 0, since trainers need a response.
 
+    A row is one list, so of a conversation with branches only the last one is kept.
+
     >>> make_token_row(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], StopReason.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
     [6]
     """
+    if episode.segments:
+        episode = _keep_last_branch(episode)
     start = episode.prompt_length
     verdict = Verdict(None, episode.error or "no verdict", fault=Fault.INFRA) if episode.verdict is None else episode.verdict
     prompt = episode.tokens[:start] or [pad_id]
@@ -74,6 +78,12 @@ def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
     return TokenRow(
         prompt, episode.tokens[start:], mask, episode.logprobs[start:], verdict, episode.stop_reason.value, episode.turns, episode.text
     )
+
+
+def _keep_last_branch(episode: Episode) -> Episode:
+    lists = ("tokens", "action_mask", "logprobs", "rewards")
+    kept: dict[str, Any] = {name: [value for a, b in episode.branches[-1] for value in getattr(episode, name)[a:b]] for name in lists}
+    return replace(episode, **kept, segments=())
 
 
 def make_completion(tokens: Iterable[int], logprobs: Sequence[float] | None, stop_ids: Iterable[int]) -> Completion:

@@ -18,6 +18,7 @@ from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, Segment, StopReason
 from rlvr.gateway.agents import AgentClient
 from rlvr.gateway.calls import GatewayError
+from rlvr.integrations.tokens import make_token_row
 from rlvr.mdp.branches import find_longest_path, fork, get_path_tokens
 from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task
@@ -260,3 +261,13 @@ def test_a_turn_that_no_client_received_is_masked() -> None:
     step.set_advantages([[[1.0] * len(episode.tokens)]], keep_zero_advantage=False)
     counts = step.count_tokens()
     assert (counts["tokens/sampled"], counts["tokens/to_train"], counts["tokens/masked"]) == (14, 3, 11)
+
+
+def test_another_trainer_gets_the_last_branch() -> None:
+    async def agent(client: AgentClient, task: Task) -> None:
+        await client.chat([user(LONG)])
+        await client.chat([user(task.question)])
+
+    row = make_token_row(play(agent, ["first", "11"]), pad_id=0)
+    tokenizer = rlvr.load_tokenizer("bytes")
+    assert tokenizer.decode(row.response_ids) == "11" and "3+8=" in tokenizer.decode(row.prompt_ids)
