@@ -15,6 +15,7 @@ from rlvr.contracts import Environment, Session, StepResult, Verifier
 from rlvr.envs.external._game_env import is_held_out
 from rlvr.errors import ConfigError, EnvError, RlvrError, describe_exception
 from rlvr.extraction import strip_thinking
+from rlvr.mdp.sessions import call_with_exceptions
 from rlvr.registry.plugins import load_function_from_file
 from rlvr.task import Message, Task, make_user_prompt
 from rlvr.turns import Turn
@@ -100,8 +101,7 @@ class TextEnvironment(Environment):
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ConfigError(f"kwargs is {kwargs!r:.60}; it must be a mapping of the settings of env_class")
         if reward_range is None:
-            declared = getattr(self.env_class, "reward_range", None)
-            reward_range = declared if _is_range(declared) else (0.0, 1.0)
+            reward_range = _read_declared_range(self.env_class) or (0.0, 1.0)
         if reward_range is None or not _is_range(reward_range):
             raise ConfigError(f"reward_range is {reward_range!r:.60}; it must be the lowest and the highest sum of rewards, such as (0, 1)")
         self.kwargs = dict(kwargs or {})
@@ -139,7 +139,7 @@ class TextEnvironment(Environment):
         """Return the first observation with a seed."""
         for left in reversed(range(START_TRIES)):
             try:
-                env, text = self.start_episode(seed)
+                env, text = call_with_exceptions(lambda: self.start_episode(seed))
             except RlvrError:
                 raise
             except Exception as error:
@@ -233,11 +233,21 @@ def _is_range(value: Any) -> bool:
     return all(isinstance(end, int | float) and math.isfinite(end) for end in value) and value[0] < value[1]
 
 
+def _read_declared_range(env_class: Any) -> tuple[float, float] | None:
+    """Return the `reward_range` of a class; None for Gymnasium's infinite one, and for what is no range."""
+    declared: Any = getattr(env_class, "reward_range", None)
+    try:
+        low, high = map(float, () if isinstance(declared, str) else declared)
+    except (TypeError, ValueError):
+        return None
+    return (low, high) if _is_range((low, high)) else None
+
+
 def _close(env: Any) -> None:
     """Close an environment, if it can be closed. An episode is over by then, and what closing it raises is not about an answer."""
     if callable(close := getattr(env, "close", None)):
         try:
-            close()
+            call_with_exceptions(close)
         except (Exception, SystemExit) as error:
             if type(env) not in WARNED_CLASSES:
                 WARNED_CLASSES.add(type(env))

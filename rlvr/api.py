@@ -368,6 +368,7 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None, **settin
             return made
 
         build_text_env.__doc__ = plugin.__doc__
+        build_text_env.validates_settings = True  # type: ignore[attr-defined]
         register(name, build_text_env, kind="env")
         return plugin
     if kind is None:

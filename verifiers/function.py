@@ -184,7 +184,7 @@ class FunctionVerifier(Verifier):
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], str | Mapping | None)
         ):  # as other libraries have it
             returned, why = returned
-        value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
+        value: Any = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
         if isinstance(returned, Mapping) and not returned.keys() & {"score", "reward"}:
             reason = f"{self.name} returned {returned!r:.80}; a mapping has the score under `score` or `reward`"
             return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "KeyError"})

@@ -56,7 +56,7 @@ def choose_fork() -> None:
     """Make `fork` the start method of multiprocessing, unless a program chooses another: that of Python 3.14, forkserver, passes
     descriptors, which the filter refuses, and reads the file of the program, which there is not.
     """
-    from multiprocessing import context
+    import multiprocessing.context as context
 
     with contextlib.suppress(AttributeError, KeyError):  # they are not public
         context._default_context._default_context = context._concrete_contexts["fork"]  # type: ignore[attr-defined]

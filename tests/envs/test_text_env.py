@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 
 import rlvr
@@ -52,7 +53,7 @@ def test_breaking_off_pays_nothing_where_every_turn_costs() -> None:
     assert Golf.opened == 0, "environments are left open"
 
 
-@pytest.mark.parametrize("declared", [(-5, 0), [-5.0, 0.0], (float("-inf"), float("inf"))])
+@pytest.mark.parametrize("declared", [(-5, 0), numpy.array([-5.0, 0.0]), (float("-inf"), float("inf")), "wide"])
 def test_a_class_may_declare_the_range_of_its_rewards(declared: Any) -> None:
     class Declared(Golf):
         reward_range = declared
@@ -64,7 +65,7 @@ def test_a_class_may_declare_the_range_of_its_rewards(declared: Any) -> None:
     for env_class in (Declared, Plain):
         assert [score for score, _ in play(rlvr.make_env(env_class, reward_range=(-10, 0)), lambda prompt: "hit")] == [0.9, 0.9]
         found = play(rlvr.make_env(env_class), lambda prompt: "hit")
-        assert [score for score, _ in found] == ([0.8, 0.8] if -5 in declared else [0.0, 0.0]), found
+        assert [score for score, _ in found] == ([0.8, 0.8] if declared[0] == -5 else [0.0, 0.0]), found
 
 
 def test_a_reward_above_the_range_says_which_range_would_do() -> None:
@@ -85,6 +86,9 @@ def test_tasks_of_a_registered_class_have_ids_with_its_name() -> None:
         rlvr.register(name, env_class)
         assert rlvr.make_env(name).task("train", 0).id.startswith(f"{name}/train/")
         assert rlvr.make_env(env_class).task("train", 0).id.startswith(f"{env_class.__name__}/train/")
+        assert rlvr.make_env(name, max_turns=3, reward_range=(-5, 0)).max_turns == 3
+        with pytest.raises(ConfigError, match="no setting 'max_turn'; did you mean 'max_turns'"):
+            rlvr.make_env(name, max_turn=3)
 
 
 def test_an_action_that_the_environment_cannot_read_is_an_own_0() -> None:
@@ -243,6 +247,11 @@ def test_a_failure_to_close_is_about_no_answer(caplog: pytest.LogCaptureFixture)
         def close(self) -> None:
             raise SystemExit("the window is gone")
 
+    class Panicking(Stuck):
+        def close(self) -> None:
+            raise GeneratorExit
+
+    assert [score for score, _ in play(Panicking, lambda prompt: "hit")] == [1.0, 1.0]
     assert [score for score, _ in play(Stuck, lambda prompt: "hit")] == [1.0, 1.0]
     assert [score for score, _ in play(Stuck, lambda prompt: "no")] == [0.0, 0.0]
     assert sum("Stuck.close raised" in message for message in caplog.messages) == 1
