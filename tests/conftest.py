@@ -28,7 +28,6 @@ os.environ.pop("COLUMNS", None)  # the width of the terminal in which the tests 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell ignores Ctrl-C in its background jobs, and all that they start inherits it; runs under test must hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-gc.disable()  # until all tests are collected: there is no garbage before, and a seventh of the time went into looking for it
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,7 +62,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Have each worker begin with another part of the test modules: what one has compiled, with its assertions, the others find."""
+    """Have each worker begin with another part of the test modules: what one has compiled, with its assertions, the others find.
+
+    There is no garbage before all tests are collected, and a seventh of the time went into looking for it.
+    """
+    if session.config.pluginmanager.has_plugin("dsession"):
+        return  # its workers collect
+    gc.disable()
     worker = getattr(session.config, "workerinput", None)
     if worker is None or [Path(path).name for path in session.config.args] != ["tests"]:
         return
