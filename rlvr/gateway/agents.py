@@ -50,6 +50,10 @@ class RunningAgent(ABC):
         """Return the end of what the agent has printed."""
         return ""
 
+    def close(self) -> None:
+        """End the agent and release what it holds. May be called more than once."""
+        self.kill()
+
 
 class CommandAgent(RunningAgent):
     """A program on this machine, in a process group of its own, whose output goes to a file."""
@@ -104,9 +108,16 @@ class CommandAgent(RunningAgent):
 
     def read_output(self) -> str:
         """Return the end of what the program has printed."""
+        if self._output.closed:
+            return ""
         size = os.fstat(self._output.fileno()).st_size
         data = os.pread(self._output.fileno(), MAX_OUTPUT_BYTES, max(0, size - MAX_OUTPUT_BYTES))
         return data.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Kill the program, and delete its output."""
+        self.kill()
+        self._output.close()
 
 
 class AgentClient:

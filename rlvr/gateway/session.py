@@ -125,7 +125,7 @@ class AgentSession(Session):
         try:
             self.gateway.unregister(self.calls, "it has a verdict")
             if self._agent is not None:
-                self._agent.kill()
+                self._agent.close()
         finally:
             if self.inner is not None:
                 self.inner.close()
