@@ -763,16 +763,11 @@ class ChangedVerifier(HealthRule):
                 probe.measure_repeatability(self._first_answers)
                 if probe.repeatability < 1.0:  # a few answers do not tell how noisy the verifier is
                     probe.measure_repeatability(_select_extremes(found, MAX_ANSWERS))
+            worse, best = ([one for one in found if (one.score >= found[-1].score) is is_best] for is_best in (False, True))
+            earlier = [one for one in confirmed if one.score <= found[0].score or one.score >= found[-1].score]
+            found = sorted([*worse, *earlier, *best], key=lambda answer: answer.score)  # of equal ones those of this step are at the ends
             # where the scores of one answer differ, only many answers show a change
-            is_noisy = probe.repeatability < 1.0
-            lowest, highest = found[0].score, found[-1].score
-            if not is_noisy:
-                worse, best = ([one for one in found if (one.score >= highest) is is_best] for is_best in (False, True))
-                earlier = [one for one in confirmed if one.score <= lowest or one.score >= highest]
-                found = sorted(
-                    [*worse, *earlier, *best], key=lambda answer: answer.score
-                )  # of equal ones those of this step are at the ends
-            self.run.checked_answers = _select_extremes(found, MAX_ANSWERS if is_noisy else self.NUM_CHECKED)
+            self.run.checked_answers = _select_extremes(found, self.NUM_CHECKED if probe.repeatability == 1.0 else MAX_ANSWERS // 2)
             self.run.checked_step = step
 
 
