@@ -86,7 +86,7 @@ class IsolatedVerifier(Verifier):
         }
         if to_plain_json(request) != request:
             return Verdict(None, "the task has values that are not JSON, which a worker cannot receive", fault=Fault.TASK)
-        reply: dict[str, Any] = {}
+        reply, pid = dict[str, Any](), 0
         for is_last in (False, True):  # the second time in a new worker: an earlier answer may have left something behind
             try:
                 reply = self.pool.send_request(request, self.pool.new_budget(), to_new_worker=is_last, is_sound=self._is_sound)
@@ -99,16 +99,19 @@ class IsolatedVerifier(Verifier):
             else:
                 if "verdict" in reply:
                     self._known = request
+                    if pid:  # the one before could not
+                        self.pool.retire_worker(pid)
                     return Verdict(**reply["verdict"])
-                if reply["is_sound"]:
+                if reply["is_sound"] and reply["raised_at"] in self._known_failures:
                     break
+                pid = reply["pid"]
                 if is_last and "raised_at" in reply and len(self._known_failures) < MAX_KNOWN_FAILURES:
                     self._known_failures.add(reply["raised_at"])
         raise VerifierError(f"the verifier raised {reply.get('raised') or reply.get('failed') or reply.get('missing')}")
 
     def _is_sound(self, worker: Worker, reply: Mapping[str, Any]) -> bool:
-        """Whether a worker that gave this reply goes on: after a known failure it does if it still judges the last request that it could."""
-        if reply.get("raised_at") in self._known_failures and (known := self._known):
+        """Whether a worker that gave this reply goes on: after a failure it does if it still judges the last request that one could."""
+        if "raised_at" in reply and (known := self._known):
             with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
                 return "verdict" in worker.send_request(known | {"cpu_s": self.pool.cpu_s}, WALL_FACTOR * self.pool.cpu_s)
         return "verdict" in reply

@@ -191,6 +191,40 @@ def test_an_answer_that_breaks_a_worker_costs_no_other_its_score(tmp_path: Path)
     made.close()
 
 
+DAMAGED = """
+import os, sys
+
+damaged = False
+
+def score(answer, reference):
+    global damaged
+    sys.stdin.read()
+    if answer == "damage":
+        damaged = True
+    if damaged and answer == "7":
+        raise OSError("too many open files")
+    if answer == "raise":
+        raise ValueError("no number")
+    return os.getpid() if answer == "pid" else float(answer == reference)
+"""
+
+
+def test_a_worker_serves_others_while_a_failure_is_repeated_in_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DAMAGED)
+    made = rlvr.make_verifier("isolated", verifier=f"{tmp_path}/mine.py:score", workers=1)
+
+    def judge(answer: str) -> float | None:
+        return made.verify(rlvr.Task("3+4=", "7"), answer).score
+
+    worker = judge("pid")
+    with pytest.raises(VerifierError, match="no number"):
+        judge("raise")
+    assert judge("pid") == worker
+    assert [judge(text) for text in ("damage", "7", "7")] == [0.0, 1.0, 1.0]
+    assert judge("pid") != worker, "the worker that could not judge what a new one can is still used"
+    made.close()
+
+
 def test_a_verifier_that_waits_gets_time_in_proportion(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ndef score(answer, reference):\n    time.sleep(1)\n    return answer == reference\n")
     made = rlvr.make_verifier("isolated", verifier=f"{tmp_path}/slow.py:score", cpu_s=0.5, workers=1)

@@ -194,6 +194,7 @@ class WorkerPool:
         self._workers: set[Worker] = set()
         self._lock = threading.Lock()
         self._single_slots = threading.BoundedSemaphore(self.size)
+        self._retired_pids = set[int]()
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, self._owner)
 
@@ -209,6 +210,10 @@ class WorkerPool:
     def list_pids(self) -> list[int]:
         """List the process ids of the live workers."""
         return [worker.process.pid for worker in list(self._workers)]
+
+    def retire_worker(self, pid: int) -> None:
+        """Replace a worker before it gets another request."""
+        self._retired_pids.add(pid)
 
     def start_workers(self, max_workers: int | None = None) -> None:
         """Start missing workers in the background, without blocking the caller."""
@@ -236,7 +241,8 @@ class WorkerPool:
             request: what the handler gets.
             budget: the CPU time of the answer.
             to_new_worker: start a worker for this request, which ends after it; the others go on meanwhile.
-            is_sound: whether the worker that gave this reply goes on; otherwise it is replaced. The reply tells which, as `is_sound`.
+            is_sound: whether the worker that gave this reply goes on; otherwise it is replaced. The reply tells which, as `is_sound`, and
+                has the worker's `pid`.
         """
         self._reset_after_fork()
         with self._single_slots if to_new_worker else contextlib.nullcontext():
@@ -271,7 +277,7 @@ class WorkerPool:
                 self._replace_worker(worker)
                 raise
             budget.cpu_s_left -= float(reply.get("cpu", 0.0))
-            reply["is_sound"] = is_sound(worker, reply)
+            reply["is_sound"], reply["pid"] = is_sound(worker, reply), worker.process.pid
             if worker.for_one or not reply["is_sound"]:
                 self._replace_worker(worker)
             else:
@@ -301,7 +307,7 @@ class WorkerPool:
                     self._num_to_start += 1
                 if failed == MAX_START_FAILURES:
                     raise found
-            elif found.process.poll() is None:
+            elif found.process.poll() is None and found.process.pid not in self._retired_pids:
                 return found
             else:
                 self._replace_worker(found)
@@ -355,6 +361,7 @@ class WorkerPool:
     def _kill_worker(self, worker: Worker) -> int | None:
         status = worker.kill()
         self._workers.discard(worker)
+        self._retired_pids.discard(worker.process.pid)
         return status
 
     def close(self) -> None:

@@ -33,9 +33,12 @@ def main() -> None:
     sys.path.extend(p for p in paths if os.path.realpath(p) not in known)
     import resource
 
-    global _replies  # what the code in here prints is no reply
-    _replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    global _replies  # what the code in here prints is no reply, and what it reads no request
+    _replies, requests = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     answering = _load_module(file)
     answering.preload()
     limit = memory_mb * 2**20
@@ -45,7 +48,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     _write_reply({"pid": os.getpid()})
     own_pid = os.getpid()
-    for line in sys.stdin.buffer:
+    for line in requests:
         question = json.loads(line)
         start, cpu_s = time.process_time(), float(question["cpu_s"])
         # second limit, enforced by the kernel, because a long C call delays Python's signal handlers
