@@ -45,7 +45,8 @@ class Gateway:
             raise MissingExtra(str(error.name), "serve") from error
 
         self._episodes: dict[bytes, AgentCalls] = {}
-        self._socket = socket.socket()
+        # asyncio sends small parts at once only on a socket whose protocol is named; a reply would else wait 40 ms for the client
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind((HOST, 0))
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}"
         """The address, without `/v1`."""
