@@ -1036,6 +1036,7 @@ def test_answers_that_the_sampler_did_not_give_are_not_the_verifiers_fault(when:
     one = Episode("t", "g", [1] * len(tokens), tokens, [0.0] * len(tokens), [0.0] * len(tokens), StopReason.FAILED, error=reason)
     found = RunHealth(tiny_run(eval={"tasks": 8}))
     if when == "steps":
+        trouble = None
         for step in range(1, 6):
             record = SimpleNamespace(metrics={"unscored": 128}, batch=SimpleNamespace(all_groups=[[one] * 8]))
             found.run.add_step_record(cast(Any, None), cast(Any, record))
