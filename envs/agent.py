@@ -156,7 +156,15 @@ class Agent(Environment):
         task_file = place.home / TASK_FILE
         task_file.write_text(json.dumps({"id": task.id, "messages": [dict(message) for message in task.prompt]}), "utf-8")
         text = "\n\n".join(str(message["content"]) for message in task.prompt)
-        values = {"task": text, "url": url, "key": calls.secret, "model": MODEL, "task_file": str(task_file), "home": str(place.home), "here": str(Path.cwd())}
+        values = {
+            "task": text,
+            "url": url,
+            "key": calls.secret,
+            "model": MODEL,
+            "task_file": str(task_file),
+            "home": str(place.home),
+            "here": str(Path.cwd()),
+        }
         for path, content in self.files.items():
             (place.home / path).parent.mkdir(parents=True, exist_ok=True)
             (place.home / path).write_text(_fill(content, values), "utf-8")

@@ -24,8 +24,8 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 MENU = {
     "Tutorials": ["quickstart", "data", "environment", "agents", "evaluate"],
     "How-to": [
-        "train", "run_health", "experiments", "verifier", "audits", "sessions", "real_agents", "algorithms", "sampling", "scale", "library", "endpoints", "view", "serve",
-        "their_environments", "your_trainer", "coming_from", "envs", "verifiers", "contributing",
+        "train", "run_health", "experiments", "verifier", "audits", "sessions", "real_agents", "algorithms", "sampling", "scale", "library",
+        "endpoints", "view", "serve", "their_environments", "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],
     "Reference": [
         "reference/settings", "reference/command_line", "run_folder", "reference/envs", "reference/verifiers", "reference/sandboxes",

@@ -10,12 +10,13 @@ import pytest
 
 from rlvr.chat.tool_calling import ToolFormat
 from rlvr.conformance.gatewaykit import check_gateway
+from rlvr.contracts.chat_request import build_assistant_message
 from rlvr.gateway import session as gateway_session
-from rlvr.gateway.calls import AgentCalls
+from rlvr.gateway.calls import AgentCalls, ChatReply
 from rlvr.gateway.formats import ChatCompletions
 from rlvr.gateway.server import Gateway
 from rlvr.mdp import token_mdp
-from rlvr.mdp.branches import ChatHistory
+from rlvr.mdp.branches import ChatHistory, get_path_tokens
 from rlvr.mdp.state import ConversationState
 from rlvr.mdp.token_mdp import TokenMDP
 
@@ -33,7 +34,7 @@ def drop_thoughts(patch: pytest.MonkeyPatch) -> None:
         begin, close = text.rfind(b"<think>"), text.rfind(b"</think>")
         return path if begin < 0 else [*path[:begin], *path[close + 8 :]]
 
-    token_mdp_path = token_mdp.get_path_tokens
+    token_mdp_path = get_path_tokens
     patch.setattr(token_mdp, "get_path_tokens", cut)
 
 
@@ -68,7 +69,7 @@ def cut_a_character(patch: pytest.MonkeyPatch) -> None:
         message = plain(*args)
         return {**message, "content": message["content"].encode()[:-1].decode("utf-8", "replace")}
 
-    plain = gateway_session.build_assistant_message
+    plain = build_assistant_message
     patch.setattr(gateway_session, "build_assistant_message", build)
 
 
@@ -107,7 +108,7 @@ def answer_after_the_end(patch: pytest.MonkeyPatch) -> None:
         def serve() -> None:
             for _ in range(100):
                 if (call := calls.take(timeout_s=0.1)) is not None:
-                    calls.answer(call, gateway_session.ChatReply({"role": "assistant", "content": "late"}))
+                    calls.answer(call, ChatReply({"role": "assistant", "content": "late"}))
 
         threading.Thread(target=serve, daemon=True).start()
 

@@ -103,7 +103,8 @@ ask([user(sys.argv[1])])
 path.write_text(FIXED)
 """
     env = rlvr.make_env("bugfix", kinds=["dates"])
-    fixed = next(call for call in env.oracle_turns(env.task("train", 0)) if not isinstance(call, str)).arguments["text"]
+    turns: Any = env.oracle_turns(env.task("train", 0))
+    fixed = turns[0].arguments["text"]
     env.close()
     [right] = play(f"FIXED = {fixed!r}\n{source}", ["ready"], env={"name": "bugfix", "kinds": ["dates"]})
     [wrong] = play(f"FIXED = 'x = 1'\n{source}", ["ready"], env={"name": "bugfix", "kinds": ["dates"]})

@@ -146,7 +146,7 @@ def test_a_packed_tree_computes_each_of_its_tokens_once() -> None:
 
 def with_a_second_branch(groups: list[list[Episode]]) -> list[list[Episode]]:
     """Half of the episodes go on in another context: one after its prompt, or one of its own."""
-    dice, found = random.Random(5), []
+    dice, found = random.Random(5), list[list[Episode]]()
     for group in groups:
         found.append([])
         for number, e in enumerate(group):
@@ -178,7 +178,7 @@ def with_a_second_branch(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gspo", "dapo", "grpo_kl"])
 def test_a_step_with_trees_has_one_gradient_packed_or_padded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, found = with_a_second_branch(fixed_groups()), []
+    groups, found = with_a_second_branch(fixed_groups()), list[torch.Tensor]()
     for below, budget in ((0.0, 40), (9.0, 40), (0.0, 8192)):
         monkeypatch.setattr("rlvr.training.update.packing.MAX_PACKED_TOKEN_FRACTION", below)
         found.append(gradient(learner_for(name, Accelerator(cpu=True), budget=budget), groups))
