@@ -190,10 +190,12 @@ class ToolFormat:
         """Render a conversation of an agent as ids, up to the policy's next turn. Turns in it are text: somebody else may have written them."""
         errors = []
         for has_text_arguments in (False, True):  # some templates take the arguments of a call as a text, some as a mapping
-            try:
-                return self.render_prompt(self._prepare_messages(messages, tools, has_text_arguments=has_text_arguments), tools)
-            except ConfigError as error:
-                errors.append(error)
+            prepared = self._prepare_messages(messages, tools, has_text_arguments=has_text_arguments)
+            for shown in (prepared, *_put_system_into_question(prepared)):  # some have no system message
+                try:
+                    return self.render_prompt(shown, tools)
+                except ConfigError as error:
+                    errors.append(error)
             if not self.template_renders_tools:
                 break
         raise errors[0]
@@ -264,6 +266,13 @@ class ToolFormat:
 
 def _prepend_text(about: str, message: Message) -> Message:
     return {"role": message["role"], "content": f"{about}\n\n{message['content']}"}
+
+
+def _put_system_into_question(messages: Sequence[Message]) -> list[list[Message]]:
+    """Return a conversation whose first question begins with the system message; nothing if it has none."""
+    if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
+        return []
+    return [[_prepend_text(messages[0]["content"], messages[1]), *messages[2:]]]
 
 
 def _name_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

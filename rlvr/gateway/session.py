@@ -50,7 +50,6 @@ class AgentSession(Session):
         self._agent: RunningAgent | None = None
         self._call: ModelCall | None = None
         self._num_turns = 0
-        self.unseen_turns: list[int] = []
         self._deadline = 0.0
 
     def start_tools(self) -> Sequence[ToolSpec]:
@@ -82,7 +81,7 @@ class AgentSession(Session):
         message = build_assistant_message(turn, self._call.request, f"call_{self._num_turns}")
         reason = "length" if turn.finish_reason == "length" else "tool_calls" if "tool_calls" in message else "stop"
         if not self.calls.answer(self._call, ChatReply(message, reason, *turn.usage)):
-            self.unseen_turns.append(self._num_turns)
+            self.unseen_turns = (*self.unseen_turns, self._num_turns)
         self._num_turns += 1
         request = self._take_next_call()
         return StepResult(done=True) if request is None else StepResult(request=request)

@@ -13,6 +13,7 @@ import pytest
 
 import rlvr
 from rlvr.chat.dialects.table import get_dialect
+from rlvr.chat.hf_tokenizer import HFTokenizer
 from rlvr.contracts import Completion, SamplerTraits
 from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, Segment, StopReason
@@ -23,8 +24,10 @@ from rlvr.mdp.branches import find_longest_path, fork, get_path_tokens
 from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task
 from rlvr.training.update.step_data import StepData
-from rlvr.turns import Call
+from rlvr.turns import Call, ToolSpec
+from tests.fixtures.templates import STYLES, tokenizer_for
 
+ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 LONG = "a question of more than sixteen characters"
 
 
@@ -271,3 +274,28 @@ def test_another_trainer_gets_the_last_branch() -> None:
     row = make_token_row(play(agent, ["first", "11"]), pad_id=0)
     tokenizer = rlvr.load_tokenizer("bytes")
     assert tokenizer.decode(row.response_ids) == "11" and "3+8=" in tokenizer.decode(row.prompt_ids)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_system_prompt_and_a_call_are_rendered_by_every_style_of_template(style: str) -> None:
+    """Also by one that has no system messages, and by one that renders no tools. What was sampled stands in the context as it is."""
+    template, stops, _ = STYLES[style]
+    made = tokenizer_for(template, stops)
+    tokenizer = HFTokenizer(made, made.convert_tokens_to_ids(list(stops)))
+    thought = "so</think>" if style == "wide bars" else ""  # its prompt has opened the reasoning
+    call = thought + get_dialect(tokenizer.dialect).format_calls([Call("0.0", "add", {"a": 3})], [ADD])
+    seen = []
+
+    async def agent(client: AgentClient, task: Task) -> None:
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, user(task.question)]
+        reply = await client.chat(messages, tools=[ADD.to_openai_format()])
+        messages += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "11"}]
+        seen.append((await client.chat(messages, tools=[ADD.to_openai_format()]))["content"])
+
+    env = rlvr.make_env("agent", env="arithmetic", function=agent)
+    with rlvr.Rollout(env, tokenizer, {"name": "scripted", "answers": [call, f"{thought}so 11"]}, max_length=4000) as rollout:
+        [[episode]] = rollout.sample(env.task("train", 0), seed=1)
+    env.close()
+    assert (episode.error, episode.meta.get("trouble"), seen, len(episode.branches)) == ("", None, ["so 11"], 1)
+    text = tokenizer.decode(episode.tokens)
+    assert text.index("Be brief.") < text.index("3+8=") < text.rindex("so 11")
