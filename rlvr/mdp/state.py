@@ -98,8 +98,9 @@ class ConversationState:
 def _find_turn_positions(state: ConversationState, stop_ids: frozenset[int]) -> list[list[int]]:
     """Return the token positions of each policy turn."""
     turns: list[list[int]] = [[]]
+    forks = {segment.start for number, segment in enumerate(state.segments) if segment.parent != number - 1}
     for place in (place for place, own in enumerate(state.action_mask) if own):
-        if turns[-1] and (state.tokens[turns[-1][-1]] in stop_ids or place > turns[-1][-1] + 1):
+        if turns[-1] and (state.tokens[turns[-1][-1]] in stop_ids or place > turns[-1][-1] + 1 or place in forks):
             turns.append([])
         turns[-1].append(place)
     return turns
