@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from operator import index
@@ -245,6 +245,22 @@ def find_path(segments: Sequence[Segment], number: int, num_tokens: int) -> list
         path.append((segments[number].start, ends[number]))
         number = segments[number].parent
     return path[::-1]
+
+
+def keep_last_branch(episode: Episode) -> Episode:
+    """Return an episode with the tokens of its last branch alone, for what takes one list.
+
+    >>> e = Episode("t", "g", [5, 6, 7], [False, True, True], [0.0] * 3, [0.0] * 3, StopReason.TERMINATED, segments=(Segment(0), Segment(1, 0), Segment(2, 0)))
+    >>> keep_last_branch(e).tokens
+    [5, 7]
+    """
+    if not episode.segments:
+        return episode
+    path = find_path(episode.segments, len(episode.segments) - 1, len(episode.tokens))
+    lists = ("tokens", "action_mask", "logprobs", "rewards")
+    kept: dict[str, Any] = {name: [value for a, b in path for value in getattr(episode, name)[a:b]] for name in lists}
+    meta = {name: value for name, value in episode.meta.items() if name not in ("unseen_turns", "malformed_turns")}  # they count all turns
+    return replace(episode, **kept, segments=(), meta=meta)
 
 
 def segments_to_json(segments: Sequence[Segment]) -> list[list[int]]:

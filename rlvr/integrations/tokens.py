@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.contracts.admission import await_permit
-from rlvr.episode import Episode, StopReason
+from rlvr.episode import Episode, StopReason, keep_last_branch
 from rlvr.errors import SandboxError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
@@ -67,8 +67,7 @@ def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
     >>> make_token_row(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], StopReason.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
     [6]
     """
-    if episode.segments:
-        episode = _keep_last_branch(episode)
+    episode = keep_last_branch(episode)
     start = episode.prompt_length
     verdict = Verdict(None, episode.error or "no verdict", fault=Fault.INFRA) if episode.verdict is None else episode.verdict
     prompt = episode.tokens[:start] or [pad_id]
@@ -78,12 +77,6 @@ def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
     return TokenRow(
         prompt, episode.tokens[start:], mask, episode.logprobs[start:], verdict, episode.stop_reason.value, episode.turns, episode.text
     )
-
-
-def _keep_last_branch(episode: Episode) -> Episode:
-    lists = ("tokens", "action_mask", "logprobs", "rewards")
-    kept: dict[str, Any] = {name: [value for a, b in episode.branches[-1] for value in getattr(episode, name)[a:b]] for name in lists}
-    return replace(episode, **kept, segments=())
 
 
 def make_completion(tokens: Iterable[int], logprobs: Sequence[float] | None, stop_ids: Iterable[int]) -> Completion:

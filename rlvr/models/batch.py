@@ -105,6 +105,11 @@ class TokenRows:
                 needs_all[segments[number].parent] = True
         return found
 
+    def get_prompt_length(self, row: int) -> int:
+        """Return the number of tokens before the first entry of a row; in a tree only those before its first fork."""
+        first = int(self.acted_positions[row][0])
+        return min([first, *(segment.start for segment in self.segments.get(row, ())[1:2])])
+
     def find_predecessors(self, row: int) -> Numbers:
         """Return the position in the row of the token before each entry, whose output predicts it."""
         before = self.acted_positions[row] - 1

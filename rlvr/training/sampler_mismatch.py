@@ -195,7 +195,7 @@ def _compare_sampler_logprobs(
     model: Any, sampler: Sampler, rows: TokenRows, temperature: float, dtype: torch.dtype, autocast: Callable[[], Any]
 ) -> numerics_check.NumericsCheck:
     """Sample completions of some prompts, and compare their log-probabilities with a plain forward pass."""
-    prompts = [tokens[: places[0]].tolist() for tokens, places in zip(rows.tokens, rows.acted_positions, strict=True)]
+    prompts = [tokens[: rows.get_prompt_length(i)].tolist() for i, tokens in enumerate(rows.tokens)]
     limits = [min(4 + 2 * i, len(places)) for i, places in enumerate(rows.acted_positions)]
     requests = [Request(prompt, limit, seed=i) for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))]
     said = sampler.sample(requests, SamplingParams(temperature or 1.0))

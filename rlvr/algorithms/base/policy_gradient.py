@@ -144,6 +144,11 @@ class PolicyGradient(Algorithm):
         self, groups: Groups, token_stats: TokenStats = EMPTY_TOKEN_STATS, *, all_reduce: AllReduce = single_process_all_reduce
     ) -> NestedValues:
         """Compute the advantage of every token; 0.0 for non-policy tokens and for episodes without a score."""
+        if self.traits.needs_value and (forked := next((e for group in groups for e in group if e.segments), None)) is not None:
+            raise ConfigError(
+                f"the conversation of {forked.task_id!r} has {len(forked.branches)} branches, and the returns of a critic are those of one line "
+                f"of tokens; use an algorithm without a critic, such as grpo or rloo, instead of {self.name}"
+            )
         less = self.has_penalties or token_stats.penalties is not None
         earned = self._subtract_penalties(groups, token_stats.penalties) if less else [[e.rewards for e in group] for group in groups]
         counted = [[self.is_in_advantages(e) for e in group] for group in groups]

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rlvr.algorithms.functions.advantages import REWARD_TOLERANCE, AllReduce, Rewards, single_process_all_reduce
-from rlvr.episode import Episode
+from rlvr.episode import Episode, keep_last_branch
 from rlvr.errors import ConfigError
 
 PREFERENCE_LOSSES = ("dpo", "ipo")
@@ -213,6 +213,7 @@ def add_mismatched_answers(groups: Sequence[Sequence[Episode]]) -> list[list[Epi
 
 
 def _combine_prompt_and_answer(episode: Episode, other: Episode, longest: int) -> Episode:
+    episode, other = keep_last_branch(episode), keep_last_branch(other)
     at, there = episode.prompt_length, other.prompt_length
     tokens = [*episode.tokens[:at], *other.tokens[there:]][:longest]
     acted = [*episode.action_mask[:at], *other.action_mask[there:]][:longest]

@@ -166,8 +166,8 @@ def group_by_prompt(rows: TokenRows, row_indices: Sequence[int]) -> list[tuple[i
     found: dict[bytes, list[int]] = {}
     for i in row_indices:
         if rows.num_acted[i]:
-            found.setdefault(rows.tokens[i][: rows.acted_positions[i][0]].tobytes(), []).append(i)
-    prompts = [(int(rows.acted_positions[members[0]][0]), members) for members in found.values()]
+            found.setdefault(rows.tokens[i][: rows.get_prompt_length(i)].tobytes(), []).append(i)
+    prompts = [(rows.get_prompt_length(members[0]), members) for members in found.values()]
     return [(prompt if len(members) > 1 and prompt >= MIN_SHARED_PROMPT_TOKENS else 0, members) for prompt, members in prompts]
 
 

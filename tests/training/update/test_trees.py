@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rlvr.episode import Episode, Segment, find_path
+from rlvr.errors import ConfigError
 from rlvr.models.batch import TokenRows
 from rlvr.registry.plugins import build
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
@@ -132,6 +133,30 @@ def test_random_trees_have_the_log_probabilities_of_their_paths(seed: int) -> No
     )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_whose_first_branches_are_masked_share_no_more_than_a_path(seed: int) -> None:
+    """Two rows that agree up to their first trained token, which comes after a fork."""
+    dice, found = random.Random(seed), []
+    prompt = [dice.randrange(32) for _ in range(6)]
+    tokens, _, segments = grow(dice, 5, prompt)
+    for _ in range(2):
+        own = [dice.randrange(32) for _ in range(5)]
+        acted = [False] * len(tokens) + [False, True, True, True, True]
+        found.append(([*tokens, *own], acted, [*segments, Segment(len(tokens), dice.randrange(0, len(segments)))]))
+    model, rows = model_of("qwen2"), TokenRows(*zip(*found, strict=True))
+    policy = Policy(model, temperature=0.7)
+    assert packing.find_packing_mismatch(model, policy) == ""
+    batch = pack_rows(rows, [0, 1])
+    packed = torch.zeros(rows.num_policy_tokens).index_copy(0, batch.entry_positions, policy(batch).logprobs)
+    compare(packed, each_token_alone(model, rows, 0.7), model)
+
+
+def test_a_critic_has_no_returns_for_branches() -> None:
+    groups = with_a_second_branch(fixed_groups())
+    with pytest.raises(ConfigError, match="has 2 branches, and the returns of a critic are those of one line"):
+        learner_for("ppo", Accelerator(cpu=True)).update(groups)
+
+
 def test_a_packed_tree_computes_each_of_its_tokens_once() -> None:
     prompt, common = [1] * 40, 60
     tokens = [*prompt, *range(common), *([7] * 50), *([8] * 50), *([9] * 50)]
@@ -176,7 +201,7 @@ def with_a_second_branch(groups: list[list[Episode]]) -> list[list[Episode]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "gspo", "dapo", "grpo_kl"])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dapo", "grpo_kl", "kto"])
 def test_a_step_with_trees_has_one_gradient_packed_or_padded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     groups, found = with_a_second_branch(fixed_groups()), list[torch.Tensor]()
     for below, budget in ((0.0, 40), (9.0, 40), (0.0, 8192)):
