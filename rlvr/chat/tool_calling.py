@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from rlvr.chat.dialects.dialect import Dialect, UnwritableCallError
+from rlvr.chat.dialects.json_text import ValueSyntaxError, parse_call_arguments
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT, TOOL_ROLES
 from rlvr.contracts import Environment, Tokenizer
@@ -299,8 +300,8 @@ def _format_calls_for_template(message: Mapping[str, Any], *, has_text_arguments
     for call in message["tool_calls"]:
         arguments = call["function"]["arguments"]
         if not has_text_arguments and isinstance(arguments, str):
-            with suppress(ValueError, RecursionError):
-                arguments = json.loads(arguments)
+            with suppress(ValueSyntaxError):
+                arguments = parse_call_arguments(arguments)
         calls.append({"type": "function", "id": call["id"], "function": {"name": call["function"]["name"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
 
@@ -314,7 +315,7 @@ def parse_openai_call(call: Mapping[str, Any]) -> Call:
     arguments = call["function"]["arguments"]
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = parse_call_arguments(arguments)
+        except ValueSyntaxError:
             arguments = None
     return Call(str(call.get("id", "")), str(call["function"]["name"]), arguments if isinstance(arguments, Mapping) else {})

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlvr.chat.dialects.json_text import ValueSyntaxError, parse_call_arguments
 from rlvr.contracts.chat_request import ChatRequest, build_assistant_message
 from rlvr.episode import Segment, find_path
 from rlvr.turns import Turn
@@ -79,8 +80,8 @@ def _parse_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
+        return parse_call_arguments(arguments)
+    except ValueSyntaxError:
         return arguments
 
 

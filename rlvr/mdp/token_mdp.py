@@ -25,7 +25,7 @@ from rlvr.chat.tool_calling import StopTexts, ToolFormat, TurnStopCriterion
 from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
 from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, StopReason
-from rlvr.errors import ConfigError, EnvError, SandboxOutage
+from rlvr.errors import ConfigError, EnvError, SandboxOutage, describe_exception
 from rlvr.mdp.answer_faults import resolve_failed_verdict
 from rlvr.mdp.branches import get_path_tokens
 from rlvr.mdp.limits import validate_environment_attributes
@@ -308,7 +308,13 @@ class TokenMDP:
     def _append_request(self, state: ConversationState, request: ChatRequest) -> None:
         """Append the prompt of an agent's call, in the branch that it continues, or end the conversation if it has no room."""
         characters = sum(len(str(message.get("content") or "")) for message in request.messages)
-        prompt = [] if characters > MAX_CHARACTERS_PER_TOKEN * self.max_length else self._render_request(state, request)
+        has_room = characters <= MAX_CHARACTERS_PER_TOKEN * self.max_length and len(request.messages) <= self.max_length
+        try:
+            prompt = self._render_request(state, request) if has_room else []
+        except Exception as error:  # an agent wrote it: it must not end the other episodes
+            if state.turns or isinstance(error, EnvError):
+                raise
+            raise EnvError(f"the agent's first call cannot be rendered: {describe_exception(error)}") from error
         if 0 < len(prompt) < self.max_length:
             state.append_request(request, prompt)
         elif not state.turns:

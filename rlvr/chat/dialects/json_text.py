@@ -1,14 +1,17 @@
 """Parse JSON written by a policy: strictly, at any position in a text, with ValueSyntaxError as the only exception.
 
-Strict means: no NaN or Infinity, no duplicate keys in an object, no number that is too long.
+Strict means: no NaN, Infinity or number that becomes one, no duplicate keys in an object, no number that is too long.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
+MAX_DEPTH = 100
+"""Arguments of a call that are nested more deeply are a text: writing them again would need more frames than Python has."""
 WHITESPACE_PATTERN = re.compile(r"[ \t\r\n]*")
 
 
@@ -25,6 +28,12 @@ def _reject_constant(word: str) -> Any:
     raise ValueSyntaxError(f"{word} is not a JSON value")
 
 
+def _parse_float(word: str) -> float:
+    if not math.isfinite(found := float(word)):
+        raise ValueSyntaxError(f"the number {word:.40} is too large")
+    return found
+
+
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -34,7 +43,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=_reject_duplicate_keys)
+_DECODER = json.JSONDecoder(parse_float=_parse_float, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicate_keys)
 
 
 def skip_whitespace(text: str, position: int) -> int:
@@ -88,6 +97,34 @@ def parse_complete_value(text: str) -> Any:
     found, end = parse_value(text)
     if skip_whitespace(text, end) != len(text):
         raise ValueSyntaxError(f"there is more text after the JSON value: {text[end : end + 20]!r}")
+    return found
+
+
+def is_nested_deeper(value: Any, depth: int = MAX_DEPTH) -> bool:
+    """Return whether a JSON value has lists and objects in each other, more than `depth` deep.
+
+    >>> is_nested_deeper([[1]], 1)
+    True
+    """
+    level = [value]
+    for _ in range(depth + 1):
+        level = [
+            item for outer in level if isinstance(outer, dict | list) for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def parse_call_arguments(text: str) -> Any:
+    """Parse the arguments of a call that an agent or a client wrote. Raises ValueSyntaxError, also if they are nested too deeply.
+
+    >>> parse_call_arguments('{"a": 1}')
+    {'a': 1}
+    """
+    found = parse_complete_value(text)
+    if is_nested_deeper(found):
+        raise ValueSyntaxError("the JSON is nested too deeply")
     return found
 
 
