@@ -140,7 +140,7 @@ def test_trees_whose_first_branches_are_masked_share_no_more_than_a_path(seed: i
     prompt = [dice.randrange(32) for _ in range(6)]
     tokens, _, segments = grow(dice, 5, prompt)
     for _ in range(2):
-        own = [dice.randrange(32) for _ in range(5)]
+        own = [7, *(dice.randrange(32) for _ in range(4))]
         acted = [False] * len(tokens) + [False, True, True, True, True]
         found.append(([*tokens, *own], acted, [*segments, Segment(len(tokens), dice.randrange(0, len(segments)))]))
     model, rows = model_of("qwen2"), TokenRows(*zip(*found, strict=True))
