@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from rlvr.chat.dialects.json_text import MAX_DEPTH, is_nested_deeper
 from rlvr.contracts.chat_request import ChatRequest
 from rlvr.gateway.calls import ChatReply, GatewayError
 from rlvr.turns import EMPTY_PARAMETERS_SCHEMA, ToolSpec
@@ -23,7 +24,10 @@ Event = tuple[str, dict[str, Any]]
 Messages = tuple[Mapping[str, Any], ...]
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """The types of parts of a content that are texts."""
-MAX_TOOLS = 512
+MAX_TOOLS, MAX_STOPS, MAX_ITEMS = 512, 64, 20_000
+"""How many tools the policy sees, how many texts may end a reply, and how many messages or tools a request may have: each costs time in a
+thread that answers all agents.
+"""
 BUILT_IN_FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The arguments of a tool that takes a free text instead of JSON."""
 
@@ -76,7 +80,7 @@ def _read_text(content: Any, where: str) -> str:
         if isinstance(part, str):
             texts.append(part)
         elif isinstance(part, Mapping) and part.get("type", "text") in TEXT_PARTS:
-            texts.append(str(part.get("text", part.get("refusal", ""))))
+            texts.append(str(part.get("text") or part.get("refusal") or ""))
         else:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise _refuse(f"the content of {where} has a part of the type {kind!r}; the policy reads text alone")
@@ -87,6 +91,8 @@ def _read_list(body: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     found = body.get(key)
     if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
         raise _refuse(f"{key} is {found!r:.60}; it must be a list of objects")
+    if len(found) > MAX_ITEMS:
+        raise _refuse(f"{key} has {len(found)} objects; at most {MAX_ITEMS:,} are allowed")
     return found
 
 
@@ -101,10 +107,26 @@ def _read_limit(body: Mapping[str, Any], *keys: str) -> int | None:
 
 def _read_stop(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
     stop = body.get(key) or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(text, str) and text for text in stop):
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise _refuse(f"{key} is {stop!r:.60}; it must be a text or a list of texts, none of them empty")
-    return stop
+    if len(texts) > MAX_STOPS:
+        raise _refuse(f"{key} has {len(texts)} texts; at most {MAX_STOPS} are allowed")
+    return tuple(texts)
+
+
+def check_reply_options(body: Mapping[str, Any]) -> None:
+    """Refuse the settings of a reply that cannot be read, before anything is sampled."""
+    for key in ("stream_options", "metadata"):
+        if not isinstance(body.get(key) or {}, Mapping):
+            raise _refuse(f"{key} is {body[key]!r:.60}; it must be an object")
+    if not isinstance(body.get("stream") or False, bool):
+        raise _refuse(f"stream is {body['stream']!r:.60}; it must be true or false")
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Return whether a stream of chunks ends with the numbers of tokens."""
+    return bool((body.get("stream_options") or {}).get("include_usage"))
 
 
 def _read_tool(name: Any, description: Any, parameters: Any) -> ToolSpec:
@@ -112,6 +134,8 @@ def _read_tool(name: Any, description: Any, parameters: Any) -> ToolSpec:
         raise _refuse(f"a tool has the name {name!r:.60}; it must be a text")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise _refuse(f"the parameters of the tool {name!r} are {parameters!r:.60}; they must be a JSON schema")
+    if is_nested_deeper(parameters):
+        raise _refuse(f"the parameters of the tool {name!r:.60} are nested more than {MAX_DEPTH} deep; write a flatter schema")
     return ToolSpec(name, str(description or ""), dict(parameters or EMPTY_PARAMETERS_SCHEMA))
 
 
@@ -126,6 +150,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
 def _make_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         raise _refuse(f"a call in the history names the tool {name!r:.60}; it must be a text")
+    if is_nested_deeper(arguments):
+        raise _refuse(f"the arguments of a call of {name!r:.60} are nested more than {MAX_DEPTH} deep")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
     return {"id": str(call_id or ""), "type": "function", "function": {"name": name, "arguments": text}}
 
@@ -174,8 +200,7 @@ class ChatCompletions(WireFormat):
             if isinstance(reasoning, str):
                 found["reasoning_content"] = reasoning
             if calls := message.get("tool_calls"):
-                functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else [None]
-                if not all(isinstance(function, Mapping) for function in functions):
+                if not isinstance(calls, list) or not all(isinstance(c, Mapping) and isinstance(c.get("function"), Mapping) for c in calls):
                     raise _refuse(f"tool_calls is {calls!r:.80}; each must have a function")
                 found["tool_calls"] = [
                     _make_call(call.get("id"), call["function"].get("name"), call["function"].get("arguments")) for call in calls
@@ -211,7 +236,7 @@ class ChatCompletions(WireFormat):
             yield chunk({"tool_calls": [{"index": place, **call, "function": {"name": function["name"], "arguments": ""}}]})
             yield chunk({"tool_calls": [{"index": place, "function": {"arguments": function["arguments"]}}]})
         yield chunk({}, reply.finish_reason)
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if wants_usage(body):
             yield "", head | {"choices": [], "usage": self._format_usage(reply)}
 
     def _format_head(self, body: Mapping[str, Any], reply_id: str, kind: str) -> dict[str, Any]:
@@ -245,7 +270,7 @@ class Completions(ChatCompletions):
         """Write a reply as chunks."""
         whole = self.format_reply(body, reply, reply_id)
         yield "", {**whole, "usage": None}
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if wants_usage(body):
             yield "", {**whole, "choices": []}
 
 
@@ -262,7 +287,7 @@ class Responses(WireFormat):
         """Read a request."""
         messages: list[Any] = []
         if before := body.get("previous_response_id"):
-            if before not in conversations:
+            if not isinstance(before, str) or before not in conversations:
                 raise GatewayError(404, f"there is no response {before!r:.60} in this episode")
             messages += [message for message in conversations[before] if not message.get("is_instructions")]
         if body.get("instructions"):

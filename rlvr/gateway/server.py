@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvr.errors import EnvError, MissingExtra
 from rlvr.gateway.calls import AgentCalls, ChatReply, GatewayError, ModelCall
-from rlvr.gateway.formats import WIRE_FORMATS, AnthropicMessages, Event, Responses, WireFormat, make_reply_id
+from rlvr.gateway.formats import WIRE_FORMATS, AnthropicMessages, Event, Responses, WireFormat, check_reply_options, make_reply_id
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 64 << 20
@@ -126,7 +126,9 @@ class Gateway:
                 response: Response = await work(request, episode)
                 return response
             except GatewayError as error:
-                return JSONResponse(wire.format_error(error.status, str(error)), error.status, headers=error.headers)
+                return Response(
+                    _to_json(wire.format_error(error.status, str(error))), error.status, error.headers, media_type="application/json"
+                )
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # the message may quote a conversation
@@ -147,10 +149,11 @@ class Gateway:
 
     def _make_handler(self, wire: WireFormat) -> Any:
         async def complete(request: Any, episode: AgentCalls) -> Any:
-            from starlette.responses import JSONResponse, StreamingResponse
+            from starlette.responses import Response, StreamingResponse
 
             data = await _read_body(request)
             body = _parse_body(data)
+            check_reply_options(body)
             chat_request = wire.parse(body, episode.conversations)
             retry = request.headers.get("x-stainless-retry-count", "0")
             call = episode.submit(
@@ -170,7 +173,9 @@ class Gateway:
                 )
             assert reply is not None
             _remember(wire, episode, call, reply, reply_id)
-            return _DeliveredResponse(JSONResponse(wire.format_reply(body, reply, reply_id)), episode, call)
+            return _DeliveredResponse(
+                Response(_to_json(wire.format_reply(body, reply, reply_id)), media_type="application/json"), episode, call
+            )
 
         return self._handle(complete, wire)
 
@@ -179,6 +184,7 @@ class Gateway:
         from starlette.requests import ClientDisconnect
 
         reply = asyncio.wrap_future(call.reply)
+        reply.add_done_callback(_note_exception)  # nobody reads it if the client goes away first
         loop = asyncio.get_running_loop()
         end = None if timeout_s is None else loop.time() + timeout_s
         while not reply.done():
@@ -198,6 +204,7 @@ class Gateway:
         try:
             if reply is None:
                 future = asyncio.wrap_future(call.reply)
+                future.add_done_callback(_note_exception)
                 while not future.done():
                     yield b": the reply is being sampled\n\n"
                     await asyncio.wait([future], timeout=KEEPALIVE_S)
@@ -255,6 +262,11 @@ class _DeliveredResponse:
             self._episode.leave(self._call, is_delivered=is_delivered)
 
 
+def _note_exception(future: asyncio.Future[ChatReply]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
 async def _read_body(request: Any) -> bytes:
     """Read the body within its limits of size and time."""
     parts, size = [], 0
@@ -273,7 +285,9 @@ async def _read_body(request: Any) -> bytes:
 def _parse_body(data: bytes) -> dict[str, Any]:
     try:
         body = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise GatewayError(400, "the JSON of the body is nested too deeply") from None
+    except ValueError as error:
         raise GatewayError(400, f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise GatewayError(400, "the body must be a JSON object")
@@ -289,7 +303,12 @@ def _remember(wire: WireFormat, episode: AgentCalls, call: ModelCall, reply: Cha
 def _format_event(event: Event) -> bytes:
     name, data = event
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+    return head.encode() + b"data: " + _to_json(data) + b"\n\n"
+
+
+def _to_json(data: Mapping[str, Any]) -> bytes:
+    """Write JSON for a client; half of a surrogate pair, which a request may have and UTF-8 has not, becomes a question mark."""
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _describe_model(name: str) -> dict[str, Any]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import rlvr
+from rlvr.chat.tool_calling import ToolFormat
 from rlvr.episode import Episode
+from rlvr.gateway.formats import MAX_ITEMS, AnthropicMessages, ChatCompletions, Completions, Responses, WireFormat
+from rlvr.gateway.server import Gateway
+from tests.gateway.test_server import episode, post
 
 
 def user(text: str) -> dict[str, str]:
@@ -51,8 +56,6 @@ def test_arguments_that_cannot_be_written_again_are_a_text(arguments: str, is_fi
 
 
 def test_a_first_call_that_cannot_be_rendered_fails_only_its_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlvr.chat.tool_calling import ToolFormat
-
     render = ToolFormat.render_conversation
 
     def fail(self: Any, messages: Any, tools: Any) -> list[int]:
@@ -73,8 +76,6 @@ def test_a_first_call_that_cannot_be_rendered_fails_only_its_episode(monkeypatch
 
 
 def test_more_messages_than_tokens_are_not_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlvr.chat.tool_calling import ToolFormat
-
     render = ToolFormat.render_conversation
 
     def count(self: Any, messages: Any, tools: Any) -> list[int]:
@@ -90,3 +91,67 @@ def test_more_messages_than_tokens_are_not_rendered(monkeypatch: pytest.MonkeyPa
 
     [episode] = play(agent, max_length=500)
     assert (episode.error, episode.stop_reason.value, episode.reward) == ("", "truncated", 0.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Gateway]:
+    with Gateway() as running:
+        yield running
+
+
+HI = {"messages": [user("hi")]}
+DEEP: Any = 1
+for _ in range(500):
+    DEEP = {"a": DEEP}
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": DEEP}]}
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "word"),
+    [
+        (ChatCompletions, {**HI, "stop": 5}, "stop"),
+        (ChatCompletions, {**HI, "stop": ["a"] * 1000}, "stop"),
+        (ChatCompletions, {**HI, "stream": True, "stream_options": "usage"}, "stream_options"),
+        (Completions, {"prompt": "hi", "stream": True, "stream_options": [1]}, "stream_options"),
+        (ChatCompletions, {**HI, "stream": "yes"}, "stream"),
+        (ChatCompletions, {"messages": [user("hi"), {"role": "assistant", "tool_calls": ["f"]}, user("hi")]}, "tool_calls"),
+        (ChatCompletions, {"messages": [user("hi")] * (MAX_ITEMS + 1)}, "messages"),
+        (ChatCompletions, {**HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}, "parameters"),
+        (Responses, {"input": "hi", "metadata": "a"}, "metadata"),
+        (Responses, {"input": "hi", "previous_response_id": ["a"]}, "no response"),
+        (AnthropicMessages, {"max_tokens": 5, "messages": [user("hi"), CALLED, user("hi")]}, "arguments"),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_refused_before_anything_is_sampled(
+    server: Gateway, wire: type[WireFormat], body: Any, word: str
+) -> None:
+    with episode(server) as (calls, seen):
+        status, text = post(server, wire.path, body, calls.secret)
+    assert 400 <= status < 500 and word in json.loads(text)["error"]["message"] and not seen
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        (ChatCompletions, {**HI, "model": "\ud800"}),
+        (Responses, {"input": "hi", "metadata": {"a": "\ud800"}, "instructions": "\udfff"}),
+        (AnthropicMessages, {**HI, "max_tokens": 5, "model": "\ud800"}),
+        (Completions, {"prompt": "\ud800", "model": "\ud800"}),
+    ],
+)
+def test_half_a_surrogate_pair_is_answered(server: Gateway, wire: type[WireFormat], body: Any, is_streamed: bool) -> None:
+    with episode(server) as (calls, seen):
+        status, text = post(server, wire.path, {**body, "stream": is_streamed}, calls.secret)
+    assert status == 200 and "I look." in text and len(seen) == 1
+
+
+def test_half_a_surrogate_pair_in_an_error_is_answered(server: Gateway) -> None:
+    with episode(server) as (calls, _):
+        status, text = post(server, ChatCompletions.path, {**HI, "stop": {"\ud800": 1}}, calls.secret)
+    assert status == 400 and json.loads(text)
+
+
+def test_a_part_without_a_text_is_empty() -> None:
+    parts = [{"type": "text", "text": None}, {"type": "text", "text": "a"}]
+    assert ChatCompletions().parse({"messages": [{"role": "user", "content": parts}]}, {}).messages[0]["content"] == "\na"
