@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import CapacityLimiter, Environment, Session
+from rlvr.contracts import CapacityLimiter, Environment, EnvironmentTraits, Session
 from rlvr.contracts.toolsession import ToolSession
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.gateway.agents import AgentClient, CommandAgent, FunctionAgent, RunningAgent
@@ -110,6 +110,11 @@ class Agent(Environment):
             env.sandbox = FolderSandbox()
         self._gateway: Gateway | None = None
         self._lock = threading.Lock()
+
+    @property
+    def traits(self) -> EnvironmentTraits:
+        """An agent plays each episode in a session of its own."""
+        return EnvironmentTraits(has_sessions=True, plays_agent=True)
 
     def task(self, split: str, index: int) -> Task:
         """Return the task of the other environment."""

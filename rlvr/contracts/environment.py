@@ -43,6 +43,8 @@ class EnvironmentTraits:
     """True if it selects the text to verify; otherwise that is the policy's last turn."""
     has_step_rewards: bool = False
     """True if it distributes the score over turns."""
+    plays_agent: bool = False
+    """True if an agent plays its tasks: the prompts are those that the agent sends, and not those of the tasks."""
 
     @property
     def is_interactive(self) -> bool:

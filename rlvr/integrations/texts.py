@@ -131,6 +131,8 @@ class TextConversationFactory:
             call_timeout_s: timeout of one call of a session and of one verification, in seconds.
             dialect: the format of tool calls in texts of the policy; empty: that of the environment, else fenced blocks.
         """
+        if environment.traits.plays_agent:
+            raise ConfigError("an agent sends whole conversations, and here a policy gets one text after the other; train it with rlvr")
         self.environment, self.call_timeout_s = environment, call_timeout_s
         self.dialect = get_dialect(dialect or environment.dialect or "fenced")
         self.session_executor, self.verifier_executor = DaemonThreadExecutor(workers, name="session"), DaemonThreadExecutor(workers)

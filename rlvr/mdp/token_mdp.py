@@ -161,9 +161,10 @@ class TokenMDP:
     def preview_prompt(self, task: Task) -> ConversationState:
         """Render the prompt of a task, with the tools of a session, in a conversation that is not started.
 
-        Only the first call opens and closes a session, to read the tools; the initial messages of a session are left out.
+        Only the first call opens and closes a session, to read the tools; the initial messages of a session are left out. Where an agent plays,
+        the prompt is only what the agent is told, and no agent is started.
         """
-        if self.has_sessions and self._preview_tools is None:
+        if self.has_sessions and self._preview_tools is None and not self.environment.traits.plays_agent:
             with closing(self.start_conversation(task)) as state:
                 self._preview_tools = state.session_handle.tools if state.session_handle else ()
         state = self.create_state_without_prompt(check_task(task))

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import ChatPrompt, StepResult, Tokenizer
+from rlvr.contracts.chat_request import build_assistant_message
 from rlvr.errors import RlvrError
-from rlvr.mdp.records import step_result_from_json, turn_from_json
+from rlvr.mdp.records import load_step_results, request_from_json, turn_from_json
 from rlvr.mdp.state import ConversationState
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Message
@@ -58,14 +59,19 @@ def build_chat_prompt(state: ConversationState) -> ChatPrompt | None:
 
 
 def load_messages_after_prompt(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Load the messages after the prompt, up to the policy's last turn, from a session record; None if it has no turns.
+    """Load the messages after the prompt, up to the policy's last turn, from a session record; None if it has no turns. Of an agent's
+    conversation these are all that it sent with its last call, and the turn that answers it.
 
     >>> load_messages_after_prompt({"turns": [{"text": "4"}], "step_results": [{"messages": [], "done": True}]})
     [{'role': 'assistant', 'content': '4'}]
     """
     if not record.get("turns"):
         return None
-    turns, heard = list(map(turn_from_json, record["turns"])), list(map(step_result_from_json, record["step_results"]))
+    turns, heard = list(map(turn_from_json, record["turns"])), load_step_results(record)
+    if "first_request" in record:
+        requests = [request_from_json(record["first_request"]), *(step_result.request for step_result in heard if step_result.request)]
+        last = requests[len(turns) - 1 : len(turns)]
+        return [*map(dict, last[0].messages), build_assistant_message(turns[-1], last[0])] if last else None
     return _build_chat_messages(record.get("initial_messages", ()), turns, heard[: len(turns) - 1])
 
 

@@ -48,6 +48,10 @@ class SessionHost:
 
     def __init__(self, envs: Mapping[str, Any], sandbox: Any = None) -> None:
         self.envs: dict[str, Environment] = {name: build_from_config("env", wanted) for name, wanted in envs.items()}
+        if agents := [name for name, env in self.envs.items() if env.traits.plays_agent]:
+            raise ConfigError(
+                f"{agents[0]} is played by an agent, which sends whole conversations; serve the environment of its tasks instead"
+            )
         self.sandbox: Sandbox | None = build_from_config("sandbox", sandbox) if sandbox else None
         self.sessions: dict[str, WorkerSession] = {}
         self.lock = Lock()

@@ -140,7 +140,7 @@ def _find_incompatibility(episode: Episode, mdp: TokenMDP) -> str:
         prompt = mdp.preview_prompt(mdp.environment.task(str(split), int(index or 0))).tokens
     except (RlvrError, KeyError, IndexError, ValueError) as error:
         return f"the task {episode.task_id!r} cannot be created here ({error})"
-    if episode.tokens[: len(prompt)] != prompt:
+    if not mdp.environment.traits.plays_agent and episode.tokens[: len(prompt)] != prompt:
         return f"the prompt of {episode.task_id!r} has other tokens there"
     said = [token for token, on in zip(episode.tokens, episode.action_mask, strict=True) if on]
     if max(episode.tokens) >= mdp.tokenizer.vocab_size or (episode.turns == 1 and mdp.tokenizer.decode(said) != episode.text):
