@@ -191,7 +191,7 @@ def select_best_answers(groups: Sequence[Sequence[Episode]], score_threshold: fl
     kept = [[group[i]] for group, i in zip(groups, found, strict=True) if i is not None]
     if not kept:
         raise ConfigError(
-            f"none of the {len(groups)} groups has an answer with a score above {score_threshold:g}; lower algorithm.at_least"
+            f"none of the {len(groups)} groups has an answer with a score above {score_threshold:g}; lower algorithm.score_threshold"
         )
     return kept
 
