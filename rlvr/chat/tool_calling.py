@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -91,9 +92,13 @@ class StopTexts:
     def find_turn_length(self, tokens: Sequence[int]) -> int:
         """Return how many of these tokens belong to the turn."""
         longest = len(tokens) if self.other is None else self.other.find_turn_length(tokens)
-        if not any(text in self.tokenizer.decode(tokens[:longest]) for text in self.texts):
+        if not self._contains_text(tokens[:longest]):
             return longest
-        return next(n for n in range(1, longest + 1) if any(text in self.tokenizer.decode(tokens[:n]) for text in self.texts))
+        return bisect_left(range(longest + 1), True, key=lambda n: self._contains_text(tokens[:n]))  # once there, a text stays
+
+    def _contains_text(self, tokens: Sequence[int]) -> bool:
+        decoded = self.tokenizer.decode(tokens)
+        return any(text in decoded for text in self.texts)
 
 
 TurnStopCriterion = CallStopCriterion | StopTexts
@@ -192,7 +197,7 @@ class ToolFormat:
         errors = []
         for has_text_arguments in (False, True):  # some templates take the arguments of a call as a text, some as a mapping
             prepared = self._prepare_messages(messages, tools, has_text_arguments=has_text_arguments)
-            for shown in (prepared, *_put_system_into_question(prepared)):  # some have no system message
+            for shown in _list_plainer_forms(prepared):
                 try:
                     return self.render_prompt(shown, tools)
                 except ConfigError as error:
@@ -203,7 +208,13 @@ class ToolFormat:
 
     def render_messages_after_turn(self, messages: Sequence[Mapping[str, Any]], count: int) -> list[int]:
         """Render the last `count` messages of an agent's conversation, which follow a turn of the policy, up to its next turn."""
-        return self._render_reply([message for message in _name_results(messages)[len(messages) - count :]])
+        rest = _name_results(messages)[len(messages) - count :]
+        try:
+            return self._render_reply(rest)
+        except ConfigError:
+            if len(merged := _merge_neighbours(rest)) == len(rest):
+                raise
+            return self._render_reply(merged)
 
     def _prepare_messages(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec], *, has_text_arguments: bool
@@ -269,11 +280,29 @@ def _prepend_text(about: str, message: Message) -> Message:
     return {"role": message["role"], "content": f"{about}\n\n{message['content']}"}
 
 
-def _put_system_into_question(messages: Sequence[Message]) -> list[list[Message]]:
-    """Return a conversation whose first question begins with the system message; nothing if it has none."""
-    if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
-        return []
-    return [[_prepend_text(messages[0]["content"], messages[1]), *messages[2:]]]
+def _list_plainer_forms(messages: Sequence[Message]) -> list[list[Message]]:
+    """Return a conversation as it is, and in forms that more templates take: the system message in the first question, and one message of a
+    user at a time.
+    """
+    forms = [list(messages)]
+    if len(messages) > 1 and messages[0]["role"] == "system" and messages[1]["role"] == "user":
+        forms.append([_prepend_text(messages[0]["content"], messages[1]), *messages[2:]])
+    return [*forms, *(merged for form in forms if len(merged := _merge_neighbours(form)) < len(form))]
+
+
+def _merge_neighbours(messages: Sequence[Any]) -> list[Any]:
+    r"""Merge each message of a user into the one before it, if that is a user's or the result of a call.
+
+    >>> _merge_neighbours([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    [{'role': 'user', 'content': 'a\n\nb'}]
+    """
+    found = list[Any]()
+    for message in messages:
+        if found and message["role"] == "user" and found[-1]["role"] in ("user", *TOOL_ROLES):
+            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
 
 
 def _name_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import rlvr
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.hf_tokenizer import HFTokenizer
+from rlvr.chat.tool_calling import StopTexts
 from rlvr.contracts import Completion, SamplerTraits
 from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, Segment, StopReason
@@ -299,3 +301,44 @@ def test_a_system_prompt_and_a_call_are_rendered_by_every_style_of_template(styl
     assert (episode.error, episode.meta.get("trouble"), seen, len(episode.branches)) == ("", None, ["so 11"], 1)
     text = tokenizer.decode(episode.tokens)
     assert text.index("Be brief.") < text.index("3+8=") < text.rindex("so 11")
+
+
+ALTERNATING = (
+    "{{ bos_token }}{% set ns = namespace(user=true) %}{% for m in messages %}{% if m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
+    "{% elif m.role == 'assistant' and m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}{{ eos_token }}"
+    "{% else %}{% if (m.role == 'user') != ns.user %}{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.user = not ns.user %}"
+    "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endif %}{% endfor %}"
+)
+"""As of Mistral: users and assistants take turns, and there is no system message."""
+
+
+def test_a_template_that_wants_turns_to_alternate_gets_them() -> None:
+    made = tokenizer_for(ALTERNATING, ["</s>"], more=["[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"])
+    tokenizer = HFTokenizer(made, [])
+    prompts = []
+
+    async def agent(client: AgentClient, task: Task) -> None:
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, user("who you are"), user(task.question)]
+        reply = await client.chat(messages)
+        prompts.append([*messages, reply, user("one"), user("two")])
+        await client.chat(prompts[-1])
+
+    env = rlvr.make_env("agent", env="arithmetic", function=agent)
+    with rlvr.Rollout(env, tokenizer, {"name": "scripted", "answers": ["7", "11"]}, max_length=4000) as rollout:
+        [[episode]] = rollout.sample(env.task("train", 0), seed=1)
+    env.close()
+    assert (episode.error, episode.meta.get("trouble"), episode.turns, len(episode.branches)) == ("", None, 2, 1)
+    text = tokenizer.decode(episode.tokens)
+    assert re.sub(r"\s", "", text) == "<s>[INST]Bebrief.whoyouare3+8=[/INST]7[INST]onetwo[/INST]11"
+
+
+def test_a_stop_text_late_in_a_turn_is_found_fast() -> None:
+    tokenizer, decoded = rlvr.load_tokenizer("bytes"), []
+
+    class Counting:
+        def decode(self, tokens: Any) -> str:
+            decoded.append(len(tokens))
+            return tokenizer.decode(tokens)
+
+    tokens = tokenizer.encode("x" * 4000 + "END" + "y" * 50)
+    assert StopTexts(["END"], Counting()).find_turn_length(tokens) == 4003 and len(decoded) < 20  # type: ignore[arg-type]
