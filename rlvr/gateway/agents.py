@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import traceback
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.errors import describe_exception
-from rlvr.gateway.calls import AgentCalls, GatewayError
+from rlvr.gateway.calls import AgentCalls, GatewayError, ModelCall
 from rlvr.gateway.formats import ChatCompletions
 from rlvr.task import Task
 
@@ -131,20 +132,53 @@ class AgentClient:
         self._calls = calls
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), max_tokens: int | None = None
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        **sampling: Any,
     ) -> dict[str, Any]:
-        """Return the assistant's message for a conversation; messages and tools have OpenAI's format.
+        """Return the assistant's message for a conversation.
+
+        Args:
+            messages: the whole conversation in OpenAI's format; a text is one message of a user.
+            tools: the tools in OpenAI's format.
+            max_tokens: the most tokens of the reply.
+            stop: texts that end the reply, which does not include them.
+            sampling: ignored, as in a request over HTTP: the run decides how its policy is sampled.
 
         Raises:
             GatewayError: the request is invalid, or the episode is over.
         """
-        body = {"messages": list(messages), "tools": list(tools), "max_tokens": max_tokens}
-        call = self._calls.submit(ChatCompletions().parse(body, {}), os.urandom(16))
+        await asyncio.sleep(0)  # a function that is cancelled and calls again and again gets its cancellation here
+        call = self._submit(messages, tools, max_tokens, stop)
         is_delivered = False
         try:
             reply = await asyncio.wrap_future(call.reply)
             is_delivered = True
             return dict(reply.message)
+        finally:
+            self._calls.leave(call, is_delivered=is_delivered)
+
+    def _submit(self, messages: Any, tools: Any, max_tokens: int | None, stop: Any) -> ModelCall:
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        body = {"messages": given, "tools": list(tools), "max_tokens": max_tokens, "stop": stop}
+        return self._calls.submit(ChatCompletions().parse(body, {}), os.urandom(16))
+
+
+class BlockingAgentClient(AgentClient):
+    """What a function that is no coroutine function gets: `chat` waits for the reply."""
+
+    def chat(self, messages: Any, *, tools: Any = (), max_tokens: int | None = None, stop: Any = (), **sampling: Any) -> Any:
+        """Return the assistant's message for a conversation, as `AgentClient.chat` does."""
+        call = self._submit(messages, tools, max_tokens, stop)
+        is_delivered = False
+        try:
+            message = dict(call.reply.result().message)
+            is_delivered = True
+            return message
         finally:
             self._calls.leave(call, is_delivered=is_delivered)
 
@@ -167,17 +201,17 @@ class FunctionAgent(RunningAgent):
             self._loop, self._running = asyncio.get_running_loop(), asyncio.current_task()
             if self._is_killed:
                 raise asyncio.CancelledError
-            found = function(client, task)
-            return await found if inspect.isawaitable(found) else found
+            return await function(client, task)
 
+        end = ""
         try:
-            returned = asyncio.run(run())
-            self.final_answer = None if returned is None else str(returned)
-            self._end.set_result("")
+            returned = asyncio.run(run()) if inspect.iscoroutinefunction(function) else function(client, task)
+            self.final_answer, end = _read_answer(returned)
         except GatewayError as error:
-            self._end.set_result(f"the agent got an error of the gateway: {error}")
+            end = f"the agent got an error of the gateway: {error}"
         except BaseException as error:  # whatever somebody's code raises is how the agent ended
-            self._end.set_result(f"the agent raised {describe_exception(error)}")
+            end = f"the agent raised {describe_exception(error)}{_describe_place(error)}"
+        self._end.set_result(end)
         on_end()
 
     def get_end(self) -> str | None:
@@ -190,6 +224,26 @@ class FunctionAgent(RunningAgent):
         if self._loop is not None and self._running is not None and not self._end.done():
             with suppress(RuntimeError):  # the loop has just ended
                 self._loop.call_soon_threadsafe(self._running.cancel)
+
+
+def _read_answer(returned: Any) -> tuple[str | None, str]:
+    """Read what a function returned as its answer, and say what is wrong with it; then the policy's last turn is the answer.
+
+    >>> _read_answer({"role": "assistant", "content": "4"})
+    ('4', '')
+    """
+    if isinstance(returned, Mapping) and isinstance(returned.get("content"), str):
+        returned = returned["content"]
+    if returned is None or isinstance(returned, str | int | float):
+        return (None if returned is None else str(returned)), ""
+    return None, f"the agent returned a {type(returned).__name__}; it must be a text, a number, a message or None"
+
+
+def _describe_place(error: BaseException) -> str:
+    """Say where somebody's code raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parent)) and "asyncio" not in frame.filename]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def wait_for_end(agent: RunningAgent, timeout_s: float) -> None:

@@ -92,18 +92,25 @@ class AgentSession(Session):
         idle_deadline = time.monotonic() + self.idle_timeout_s
         while True:
             ended = self._agent.get_end()
+            now = time.monotonic()
+            if ended is None and now > self._deadline:  # also if it calls all the time
+                self._end_agent(f"run for {self.timeout_s:g} s")
+                return None
             if (call := self.calls.take(timeout_s=0 if ended is not None else POLL_S)) is not None:
                 self._call = call
                 return call.request
             if ended is not None:
                 self.warning = ended
                 return None
-            now = time.monotonic()
-            if now > min(self._deadline, idle_deadline):
-                limit = f"run for {self.timeout_s:g} s" if now > self._deadline else f"called nothing for {self.idle_timeout_s:g} s"
-                self.warning = f"the agent had {limit} and was ended"
-                self._agent.kill()
+            if now > idle_deadline:
+                self._end_agent(f"called nothing for {self.idle_timeout_s:g} s")
                 return None
+
+    def _end_agent(self, limit: str) -> None:
+        """End an agent at one of its limits."""
+        assert self._agent is not None
+        self.warning = f"the agent had {limit} and was ended"
+        self._agent.kill()
 
     def select_answer(self, turns: Sequence[Turn]) -> str:
         """Return what the agent returned, or the text of the policy's last turn without calls."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import rlvr
 from rlvr.chat.tool_calling import ToolFormat
 from rlvr.episode import Episode
+from rlvr.gateway.agents import AgentClient
+from rlvr.gateway.calls import AgentCalls
 from rlvr.gateway.formats import MAX_ITEMS, AnthropicMessages, ChatCompletions, Completions, Responses, WireFormat
 from rlvr.gateway.server import Gateway
 from tests.gateway.test_server import episode, post
@@ -155,3 +159,35 @@ def test_half_a_surrogate_pair_in_an_error_is_answered(server: Gateway) -> None:
 def test_a_part_without_a_text_is_empty() -> None:
     parts = [{"type": "text", "text": None}, {"type": "text", "text": "a"}]
     assert ChatCompletions().parse({"messages": [{"role": "user", "content": parts}]}, {}).messages[0]["content"] == "\na"
+
+
+def test_an_agent_that_calls_all_the_time_is_ended_at_its_timeout() -> None:
+    async def agent(client: Any, task: Any) -> None:
+        while True:
+            await client.chat([user("2+2=")])
+            await asyncio.sleep(0.01)
+
+    began = time.monotonic()
+    [found] = play(agent, timeout_s=0.5, max_turns=100_000)
+    assert time.monotonic() - began < 10 and found.reward == 0.0 and "run for 0.5 s" in str(found.meta)
+
+
+def test_a_function_that_retries_after_every_error_can_be_cancelled() -> None:
+    calls = AgentCalls()
+    calls.close("it has a verdict")
+
+    async def agent() -> None:
+        for _ in range(100_000):  # without a chance to be cancelled it would never end
+            try:
+                await AgentClient(calls, "http://127.0.0.1").chat([user("2+2=")])
+            except Exception:
+                continue
+
+    async def cancel() -> None:
+        task = asyncio.create_task(agent())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
