@@ -65,6 +65,7 @@ class CommandAgent(RunningAgent):
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- it is read until the end of the episode
         self._mark = f"{EPISODE_VARIABLE}={uuid.uuid4().hex}".encode()
         """What the environment of each process that the program starts has."""
+        self._folder = os.path.realpath(folder)
         self._process = subprocess.Popen(
             list(command),
             cwd=folder,
@@ -97,15 +98,20 @@ class CommandAgent(RunningAgent):
         )
 
     def kill(self) -> None:
-        """Kill the process group, and what has left it and still has the program's environment."""
+        """Kill the process group, and what has left it and still has the program's environment or is in its folder."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_TIMEOUT_S)
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if self._mark in (place / "environ").read_bytes().split(b"\0"):
+                if self._mark in (place / "environ").read_bytes().split(b"\0") or self._is_in_folder(place):
                     os.kill(int(place.name), signal.SIGKILL)
+
+    def _is_in_folder(self, place: Path) -> bool:
+        """Return whether a process has its working folder in the program's, which is made for one episode."""
+        folder = os.readlink(place / "cwd").removesuffix(" (deleted)")
+        return int(place.name) != os.getpid() and (folder == self._folder or folder.startswith(self._folder + os.sep))
 
     def read_output(self) -> str:
         """Return the end of what the program has printed."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +196,41 @@ def test_a_function_that_retries_after_every_error_can_be_cancelled() -> None:
             await task
 
     asyncio.run(cancel())
+
+
+def test_a_process_that_clears_its_environment_does_not_outlive_its_episode(tmp_path: Path) -> None:
+    source = f"""
+import json, os, sys, time, urllib.request
+head = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+body = json.dumps({{"messages": [{{"role": "user", "content": "hi"}}]}}).encode()
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)).read()
+if os.fork() == 0:
+    os.setsid()
+    with open({str(tmp_path / "pid")!r}, "w") as file:
+        file.write(str(os.getpid()))
+    os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], {{}})
+while not os.path.exists({str(tmp_path / "pid")!r}) or b"sleep(60)" not in open(
+    "/proc/" + (open({str(tmp_path / "pid")!r}).read() or "self") + "/cmdline", "rb").read():
+    time.sleep(0.01)
+"""
+    env = rlvr.make_env("agent", env="arithmetic", command=[sys.executable, "-c", source], trusted=True)
+    with rlvr.Rollout(env, "bytes", {"name": "scripted", "answers": ["11"]}) as rollout:
+        [[found]] = rollout.sample(env.task("train", 0))
+    env.close()
+    process = int((tmp_path / "pid").read_text())
+    try:
+        assert found.reward == 1.0 and not is_running(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def is_running(process: int) -> bool:
+    for _ in range(100):  # a killed process stays until its parent has waited for it
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return False
+        except OSError:
+            return False
+        time.sleep(0.02)
+    return True
