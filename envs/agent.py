@@ -8,19 +8,22 @@ on text and files, are those of the other environment, whose own tools are left 
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import os
 import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import CapacityLimiter, Environment, EnvironmentTraits, Session
 from rlvr.contracts.toolsession import ToolSession
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.gateway.agents import AgentClient, CommandAgent, FunctionAgent, RunningAgent
+from rlvr.gateway.agents import AgentClient, BlockingAgentClient, CommandAgent, FunctionAgent, RunningAgent
 from rlvr.gateway.calls import AgentCalls
 from rlvr.gateway.folder_session import FolderSandbox, FolderSession
 from rlvr.gateway.presets import AGENT_PRESETS, AgentPreset
@@ -29,6 +32,7 @@ from rlvr.gateway.session import AgentSession
 from rlvr.registry.plugins import load_function_from_file
 from rlvr.task import Task
 
+PLACEHOLDERS = ("task", "url", "key", "model", "task_file", "home", "here")
 TASK_FILE = "task.json"
 MODEL = "policy"
 """The name of the model that an agent is told."""
@@ -101,8 +105,13 @@ class Agent(Environment):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above 0")
         self.env, self.verifier, self.splits = env, env.verifier, env.splits
+        self.label = f"agent on {env.label or type(env).__name__}"
         self.command, self.stdin, self.variables, self.files = command, stdin, variables or {}, files or {}
         self.function = load_function_from_file(function, "agent") if isinstance(function, str) else function
+        if self.function is not None:
+            _check_function(self.function)
+        for text in (*(command or ()), stdin, *self.variables.values(), *self.files.values()):
+            _check_placeholders(text)
         self.timeout_s, self.idle_timeout_s = timeout_s, idle_timeout_s
         self.max_turns = self.max_turns if max_turns is None else max_turns
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
@@ -153,7 +162,9 @@ class Agent(Environment):
     def _start_agent(self, task: Task, calls: AgentCalls, inner: Session | None) -> RunningAgent:
         url = self._get_gateway().url
         if self.function is not None:
-            return FunctionAgent(self.function, AgentClient(calls, url), task, on_end=calls.wake)
+            kind = AgentClient if inspect.iscoroutinefunction(self.function) else BlockingAgentClient
+            # the reference is for the verifier alone
+            return FunctionAgent(self.function, kind(calls, url), replace(task, reference=None), on_end=calls.wake)
         box = inner.sandbox_session if isinstance(inner, ToolSession) else None
         own = None if isinstance(box, FolderSession) else FolderSandbox().create_session()
         place = box if isinstance(box, FolderSession) else own
@@ -214,6 +225,22 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
     'ask {url} at http://a'
     """
     return re.sub("{(" + "|".join(values) + ")}", lambda found: values[found[1]], text)
+
+
+def _check_function(function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"an agent is a function agent(client, task), and this one has other parameters: {error}") from None
+    except ValueError:  # it has no signature
+        return
+
+
+def _check_placeholders(text: str) -> None:
+    """Raise ConfigError for a word in braces that is nearly a placeholder; other braces may be anything, such as JSON."""
+    for word in re.findall(r"{([a-z_]+)}", text):
+        if word not in PLACEHOLDERS and (near := difflib.get_close_matches(word, PLACEHOLDERS, 1)):
+            raise ConfigError(f"{{{word}}} is no placeholder; did you mean {{{near[0]}}}? Allowed: {', '.join(PLACEHOLDERS)}")
 
 
 def _get_preset(name: str) -> AgentPreset:

@@ -82,6 +82,9 @@ class FolderSandbox(Sandbox):
         """Refuse a program: verifiers need a sandbox that isolates."""
         raise ConfigError("a folder isolates nothing, so no program runs in it; use the sandbox docker or bubblewrap")
 
+    def prepare(self) -> None:
+        """Prepare nothing: a folder needs no engine."""
+
     def create_session(self, spec: SandboxSpec | None = None) -> FolderSession:
         """Create a folder with the files of the spec."""
         return FolderSession(spec or SandboxSpec())

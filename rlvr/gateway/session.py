@@ -46,6 +46,8 @@ class AgentSession(Session):
         """
         self.gateway, self.inner, self.timeout_s, self.idle_timeout_s = gateway, inner, timeout_s, idle_timeout_s
         self.calls = AgentCalls()
+        if inner is not None:
+            self.max_artifact_bytes = inner.max_artifact_bytes  # type: ignore[misc]  # of this session, as the files are the task's
         self._start = start
         self._agent: RunningAgent | None = None
         self._call: ModelCall | None = None
@@ -70,9 +72,8 @@ class AgentSession(Session):
         request = self._take_next_call()
         if request is None:
             output = "" if self._agent is None else " ".join(self._agent.read_output().split())[-MAX_QUOTE:]
-            raise EnvError(
-                f"{self.warning or 'the agent ended'} before it called the model{f'; its output ends: {output}' if output else ''}"
-            )
+            how = f": {self.warning}" if self.warning else ""
+            raise EnvError(f"the agent ended before it called the model{how}{f'; its output ends: {output}' if output else ''}")
         return request
 
     def step(self, turn: Turn) -> StepResult | None:
@@ -124,7 +125,11 @@ class AgentSession(Session):
         """End the agent, and return the artifacts of the task's session."""
         if self._agent is not None:
             self._agent.kill()
-        return self.inner.artifacts() if self.inner is not None else {}
+        if self.inner is None:
+            return {}
+        left = self.inner.artifacts()
+        self.warning = "; ".join(filter(None, (self.warning, self.inner.warning)))
+        return left
 
     def close(self) -> None:
         """Refuse further calls, end the agent, and close the session of the task."""

@@ -107,7 +107,8 @@ class TokenMDP:
         info = environment.traits
         self.has_sessions, self.is_interactive, self.has_step_rewards = info.has_sessions, info.is_interactive, info.has_step_rewards
         if environment.max_turns > 1:
-            tokenizer.render_environment_reply("a")  # fails early if the chat template cannot continue a conversation
+            # fails early if the chat template cannot continue a conversation; an alphabet may lack any other letter
+            tokenizer.render_environment_reply(getattr(tokenizer, "alphabet", "a")[:1])
 
     def describe_history_difference(self) -> str:
         """Describe how the context of a conversation differs from that of a chat server; empty if it does not."""
@@ -287,9 +288,8 @@ class TokenMDP:
     def append_reply(self, state: ConversationState) -> None:
         """Append the reply of the session, or end the conversation. Uses the tokenizer, so it runs in its thread."""
         if state.step_results[-1].done:
-            state.stop_reason, state.truncation_reason = (
-                (StopReason.TRUNCATED, "turn") if state.turns[-1].finish_reason == "length" else (StopReason.TERMINATED, "")
-            )
+            is_cut = state.turns[-1].finish_reason == "length" and not self._is_cut_by_agent(state)
+            state.stop_reason, state.truncation_reason = (StopReason.TRUNCATED, "turn") if is_cut else (StopReason.TERMINATED, "")
             return
         if spent := self._find_exhausted_limit(state):  # no turn can follow the reply, so it is not appended
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, spent
@@ -305,6 +305,12 @@ class TokenMDP:
             return
         state.append(ids, is_policy=False)
         state.turn_start = len(state.tokens)
+
+    @staticmethod
+    def _is_cut_by_agent(state: ConversationState) -> bool:
+        """Whether the last turn was ended by the limit that the agent had set for its call, and by none of the run's."""
+        asked = state.request.max_tokens if state.request is not None else None
+        return asked is not None and len(state.tokens) - state.turn_start >= asked
 
     def _append_request(self, state: ConversationState, request: ChatRequest) -> None:
         """Append the prompt of an agent's call, in the branch that it continues, or end the conversation if it has no room."""

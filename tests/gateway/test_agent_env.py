@@ -181,6 +181,8 @@ def test_what_cannot_be_started_is_said_at_once() -> None:
         ({"command": ["true"]}, "set trusted: true"),
         ({"preset": "codexx"}, "did you mean 'codex'"),
         ({"command": ["true"], "trusted": True, "timeout_s": 0}, "timeout_s is 0"),
+        ({"command": ["true", "{tsk}"], "trusted": True}, "did you mean {task}"),
+        ({"function": lambda client: None}, "a function agent.client, task."),
     ):
         with pytest.raises(ConfigError, match=words):
             rlvr.make_env("agent", env="arithmetic", **settings)
@@ -198,3 +200,14 @@ def test_a_value_with_a_placeholder_in_it_is_not_replaced() -> None:
         agent_module._fill("{task} {url}", {"task": "say {url} and {key}", "url": "http://a", "key": "k"}) == "say {url} and {key} http://a"
     )
     assert os.environ.get(EPISODE_VARIABLE) is None
+
+
+def test_tasks_with_files_are_evaluated() -> None:
+    """An evaluation prepares the sandboxes of an environment first; the folder of a program needs none."""
+    env = rlvr.make_env(
+        "agent", env={"name": "bugfix"}, command=[sys.executable, "-c", ASK + "ask([user(sys.argv[1])])", "{task}"], trusted=True
+    )
+    report = rlvr.evaluate(env, policy=lambda prompt: "ready", tasks=1)
+    env.close()
+    [sample] = report.samples
+    assert sample.score == 0.0, sample

@@ -140,9 +140,9 @@ def test_agents_that_end_badly_are_data_with_a_reason() -> None:
 
     failed = play(silent, ["11"])
     assert failed.stop_reason is StopReason.FAILED and not failed.is_scored
-    assert "the agent raised RuntimeError: no idea before it called the model" in failed.error
+    assert "the agent ended before it called the model: the agent raised RuntimeError: no idea (test_branches.py:" in failed.error
     late = play(broken, ["11"])
-    assert late.reward == 1.0 and late.meta["trouble"] == "the agent raised RuntimeError: after a call"  # what it had done is verified
+    assert late.reward == 1.0 and "the agent raised RuntimeError: after a call (" in late.meta["trouble"]  # what it had done is verified
 
 
 def test_an_agent_that_calls_nothing_any_more_is_ended() -> None:
@@ -342,3 +342,33 @@ def test_a_stop_text_late_in_a_turn_is_found_fast() -> None:
 
     tokens = tokenizer.encode("x" * 4000 + "END" + "y" * 50)
     assert StopTexts(["END"], Counting()).find_turn_length(tokens) == 4003 and len(decoded) < 20  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("returned", "answer", "words"),
+    [
+        ("11", "11", ""),
+        (11, "11", ""),
+        ({"role": "assistant", "content": "11"}, "11", ""),
+        (None, "7", ""),
+        (("11", 1.0), "7", "the agent returned a tuple; it must be a text"),
+        ({"answer": "11"}, "7", "the agent returned a dict"),
+    ],
+)
+def test_what_a_function_may_return(returned: Any, answer: str, words: str) -> None:
+    """A function that is no coroutine function gets a client whose calls wait."""
+
+    def agent(client: Any, task: Task) -> Any:
+        assert client.chat("7", temperature=0.5, tools=[])["content"] == "7" and task.reference is None
+        return returned
+
+    episode = play(agent, ["7"])
+    assert episode.text == answer and words in episode.meta.get("trouble", "")
+
+
+def test_a_limit_that_the_agent_set_does_not_truncate_the_episode() -> None:
+    async def agent(client: AgentClient, task: Task) -> None:
+        await client.chat(task.question, max_tokens=2)
+
+    episode = play(agent, ["1122"])
+    assert episode.stop_reason is StopReason.TERMINATED and episode.text == "11" and episode.reward == 1.0

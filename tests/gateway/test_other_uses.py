@@ -73,7 +73,11 @@ def test_a_run_is_logged_replayed_resumed_and_read_as_data(tmp_path: Path) -> No
     assert replay_recorded_episodes(tmp_path / "run").mismatches == 0
     train(validate_config(data | {"train": {"steps": 3, "learning_rate": 1e-3}}, "agent"), out=tmp_path / "run", resume=True, console=quiet)
     stored = dict(data)
-    stored |= {"data": {"run": str(tmp_path / "run")}, "algorithm": {"name": "best_of_n", "score_threshold": -1.0}, "train": {"steps": 1, "learning_rate": 1e-3}}
+    stored |= {
+        "data": {"run": str(tmp_path / "run")},
+        "algorithm": {"name": "best_of_n", "score_threshold": -1.0},
+        "train": {"steps": 1, "learning_rate": 1e-3},
+    }
     train(validate_config(stored, "stored"), out=tmp_path / "stored", console=quiet)
     messages = load_messages_after_prompt(episodes[0]["session"])
     assert messages is not None and messages[-1]["role"] == "assistant" and messages[0]["role"] in ("system", "user")
