@@ -142,6 +142,8 @@ def _read_tool(name: Any, description: Any, parameters: Any) -> ToolSpec:
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
     if not messages:
         raise _refuse("the request has no message")
+    if (count := sum(len(message.get("tool_calls") or ()) for message in messages)) > MAX_ITEMS:
+        raise _refuse(f"the messages have {count} calls of tools; at most {MAX_ITEMS:,} are allowed")
     if messages[-1]["role"] == "assistant":
         raise _refuse("the last message is the assistant's; a reply that begins with a given text is not supported")
     return tuple(messages)

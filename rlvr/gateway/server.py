@@ -17,8 +17,8 @@ from rlvr.gateway.calls import AgentCalls, ChatReply, GatewayError, ModelCall
 from rlvr.gateway.formats import WIRE_FORMATS, AnthropicMessages, Event, Responses, WireFormat, check_reply_options, make_reply_id
 
 HOST = "127.0.0.1"
-MAX_BODY_BYTES = 64 << 20
-"""The largest body of a request: an agent sends its whole conversation with each call."""
+MAX_BODY_BYTES = 16 << 20
+"""The largest body of a request: an agent sends its whole conversation with each call. While a body is parsed, all agents wait."""
 BODY_TIMEOUT_S, HEAD_TIMEOUT_S, START_TIMEOUT_S = 60.0, 30.0, 30.0
 """The timeouts of a request's body and head, and of the start of the server."""
 QUIET_S, KEEPALIVE_S, POLL_S = 5.0, 10.0, 0.25

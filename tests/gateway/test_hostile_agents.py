@@ -112,6 +112,7 @@ HI = {"messages": [user("hi")]}
 DEEP: Any = 1
 for _ in range(500):
     DEEP = {"a": DEEP}
+A_CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": DEEP}]}
 
 
@@ -126,6 +127,8 @@ CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name
         (ChatCompletions, {"messages": [user("hi"), {"role": "assistant", "tool_calls": ["f"]}, user("hi")]}, "tool_calls"),
         (ChatCompletions, {"messages": [user("hi")] * (MAX_ITEMS + 1)}, "messages"),
         (ChatCompletions, {**HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}, "parameters"),
+        (ChatCompletions, {"messages": [user("hi"), {"role": "assistant", "tool_calls": [A_CALL] * (MAX_ITEMS + 1)}, user("hi")]}, "calls"),
+        (ChatCompletions, {"messages": [user("a" * (17 << 20))]}, "bytes"),
         (Responses, {"input": "hi", "metadata": "a"}, "metadata"),
         (Responses, {"input": "hi", "previous_response_id": ["a"]}, "no response"),
         (AnthropicMessages, {"max_tokens": 5, "messages": [user("hi"), CALLED, user("hi")]}, "arguments"),
