@@ -62,6 +62,11 @@ class ModelCall:
     is_delivered: bool = False
     """True once a client has received the reply."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether no client has received the reply, and none waits for it."""
+        return self.num_clients == 0 and not self.is_delivered
+
 
 class AgentCalls:
     """The calls of one agent, whose API key is `secret`.
@@ -90,16 +95,15 @@ class AgentCalls:
         """Submit a call; return it, or the call that this one repeats."""
         with self._condition:
             self._check_open()
-            known = next((call for call in reversed(self._calls) if call.key == key), None)
-            if known is not None and (is_retry or (known.num_clients == 0 and not known.is_delivered)):
+            same = [call for call in self._calls if call.key == key]
+            left = [call for call in same if call.is_lost]
+            if left or (is_retry and same):
+                known = (left or same)[-1]
                 known.num_clients += 1
-                if not (known.is_taken or known in self._waiting):
-                    self._waiting.append(known)
-                    self._condition.notify_all()
                 return known
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise GatewayError(429, f"{MAX_WAITING_CALLS} calls of this agent wait already", **{"Retry-After": "1"})
-            done = [earlier for earlier in self._calls if earlier.is_delivered]
+            done = [earlier for earlier in self._calls if earlier.reply.done()]
             for earlier in done[:-MAX_REPEATABLE_CALLS]:
                 self._calls.remove(earlier)
             call = ModelCall(request, key)
@@ -131,13 +135,13 @@ class AgentCalls:
             call.is_delivered |= is_delivered
             if call.num_clients == 0 and not call.is_taken and call in self._waiting:
                 self._waiting.remove(call)
+                self._calls.remove(call)
 
-    def answer(self, call: ModelCall, reply: ChatReply) -> bool:
-        """Answer a call; return whether a client waits for it."""
+    def answer(self, call: ModelCall, reply: ChatReply) -> None:
+        """Answer a call."""
         with self._condition:
             if not call.reply.done():
                 call.reply.set_result(reply)
-            return call.num_clients > 0
 
     def close(self, reason: str) -> None:
         """Refuse all calls from now on, and those that wait."""

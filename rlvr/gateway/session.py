@@ -51,7 +51,8 @@ class AgentSession(Session):
         self._start = start
         self._agent: RunningAgent | None = None
         self._call: ModelCall | None = None
-        self._num_turns = 0
+        self._answered: list[ModelCall] = []
+        """The call that each turn has answered."""
         self._deadline = 0.0
 
     def start_tools(self) -> Sequence[ToolSpec]:
@@ -79,11 +80,10 @@ class AgentSession(Session):
     def step(self, turn: Turn) -> StepResult | None:
         """Answer the agent's call, and wait for its next one, or for its end."""
         assert self._call is not None
-        message = build_assistant_message(turn, self._call.request, f"call_{self._num_turns}")
+        message = build_assistant_message(turn, self._call.request, f"call_{len(self._answered)}")
         reason = "length" if turn.finish_reason == "length" else "tool_calls" if "tool_calls" in message else "stop"
-        if not self.calls.answer(self._call, ChatReply(message, reason, *turn.usage)):
-            self.unseen_turns = (*self.unseen_turns, self._num_turns)
-        self._num_turns += 1
+        self.calls.answer(self._call, ChatReply(message, reason, *turn.usage))
+        self._answered.append(self._call)
         request = self._take_next_call()
         return StepResult(done=True) if request is None else StepResult(request=request)
 
@@ -125,6 +125,7 @@ class AgentSession(Session):
         """End the agent, and return the artifacts of the task's session."""
         if self._agent is not None:
             self._agent.kill()
+        self.unseen_turns = tuple(turn for turn, call in enumerate(self._answered) if call.is_lost)
         if self.inner is None:
             return {}
         left = self.inner.artifacts()

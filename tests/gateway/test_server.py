@@ -290,7 +290,19 @@ def test_a_call_that_waits_and_whose_client_goes_away_is_not_sampled() -> None:
     call = calls.submit(request, b"a")
     calls.leave(call, is_delivered=False)
     assert calls.take(timeout_s=0) is None
-    assert calls.submit(request, b"a") is call and calls.take(timeout_s=0) is call  # it has come back
+    again = calls.submit(request, b"a")  # it has come back
+    assert calls.take(timeout_s=0) is again
+    for _ in range(100):
+        calls.leave(calls.submit(request, b"b"), is_delivered=False)
+    assert len(calls._calls) == 1  # what nobody waits for is not kept
+
+
+def test_a_client_that_comes_back_gets_its_own_reply_and_not_that_of_an_equal_call() -> None:
+    calls, request = AgentCalls(), ChatRequest(({"role": "user", "content": "hi"},))
+    one, other = calls.submit(request, b"a"), calls.submit(request, b"a")
+    assert one is not other and calls.take(timeout_s=0) is one and calls.take(timeout_s=0) is other
+    calls.leave(one, is_delivered=False)
+    assert calls.submit(request, b"a", is_retry=True) is one and not one.is_lost
 
 
 def test_too_many_calls_at_once_are_told_to_come_again() -> None:
