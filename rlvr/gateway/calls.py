@@ -33,6 +33,8 @@ class ChatReply:
     """`stop`, `length` or `tool_calls`."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    stop_text: str = ""
+    """The text of the request's `stop` that ended the turn; empty if none did."""
 
 
 class GatewayError(Exception):

@@ -324,7 +324,7 @@ class Responses(WireFormat):
             output = item.get("output")
             text = output if isinstance(output, str) else _read_text(output, "an output of a call")
             messages.append({"role": "tool", "content": text, "tool_call_id": str(item.get("call_id") or "")})
-        elif kind not in ("reasoning", "item_reference"):
+        elif kind != "reasoning":
             raise _refuse(f"input has an item of the type {kind!r:.40}; allowed: messages, calls of functions and their outputs, reasoning")
 
     def _append_message(self, messages: list[Any], message: dict[str, Any]) -> None:
@@ -520,8 +520,8 @@ class AnthropicMessages(WireFormat):
             "role": "assistant",
             "model": str(body.get("model") or "policy"),
             "content": list(blocks),
-            "stop_reason": {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[reply.finish_reason],
-            "stop_sequence": None,
+            "stop_reason": _name_anthropic_end(reply),
+            "stop_sequence": reply.stop_text or None,
             "usage": {
                 "input_tokens": reply.prompt_tokens,
                 "output_tokens": reply.completion_tokens,
@@ -556,7 +556,7 @@ class AnthropicMessages(WireFormat):
             for delta in deltas:
                 yield "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}
             yield "content_block_stop", {"type": "content_block_stop", "index": index}
-        ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        ending = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         yield "message_delta", {"type": "message_delta", "delta": ending, "usage": {"output_tokens": usage["output_tokens"]}}
         yield "message_stop", {"type": "message_stop"}
 
@@ -564,6 +564,12 @@ class AnthropicMessages(WireFormat):
         """Write an error as the client expects it."""
         kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         return {"type": "error", "error": {"type": kinds.get(status, "api_error"), "message": message}}
+
+
+def _name_anthropic_end(reply: ChatReply) -> str:
+    if reply.finish_reason == "stop":
+        return "stop_sequence" if reply.stop_text else "end_turn"
+    return {"length": "max_tokens", "tool_calls": "tool_use"}[reply.finish_reason]
 
 
 WIRE_FORMATS: tuple[WireFormat, ...] = (ChatCompletions(), Completions(), Responses(), AnthropicMessages())

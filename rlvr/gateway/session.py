@@ -82,7 +82,8 @@ class AgentSession(Session):
         assert self._call is not None
         message = build_assistant_message(turn, self._call.request, f"call_{len(self._answered)}")
         reason = "length" if turn.finish_reason == "length" else "tool_calls" if "tool_calls" in message else "stop"
-        self.calls.answer(self._call, ChatReply(message, reason, *turn.usage))
+        stop = next((text for text in self._call.request.stop if text in turn.text), "")
+        self.calls.answer(self._call, ChatReply(message, reason, *turn.usage, stop))
         self._answered.append(self._call)
         request = self._take_next_call()
         return StepResult(done=True) if request is None else StepResult(request=request)

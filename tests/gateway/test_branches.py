@@ -21,6 +21,7 @@ from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, Segment, StopReason
 from rlvr.gateway.agents import AgentClient
 from rlvr.gateway.calls import GatewayError
+from rlvr.gateway.formats import AnthropicMessages
 from rlvr.integrations.tokens import make_token_row
 from rlvr.mdp.branches import find_longest_path, fork, get_path_tokens
 from rlvr.rollout.replay import find_mismatch
@@ -186,6 +187,8 @@ def test_stop_texts_and_limits_of_a_call_end_the_turn() -> None:
     episode = play(agent, ["one END two"])
     assert [(reply.message["content"], reply.finish_reason) for reply in replies] == [("one ", "stop"), ("one", "length")]
     assert texts(episode) == [f"{LONG} one END", f"{LONG} one"]
+    assert [reply.stop_text for reply in replies] == ["END", ""]
+    assert [AnthropicMessages().format_reply({}, reply, "1")["stop_reason"] for reply in replies] == ["stop_sequence", "max_tokens"]
     assert [reply.completion_tokens for reply in replies] == [7, 3] and replies[0].prompt_tokens == len(LONG) + 2
 
 
