@@ -119,13 +119,13 @@ def mix_episodes(patch: pytest.MonkeyPatch) -> None:
     """One reply goes to the agent of another episode."""
     plain, last = AgentCalls.answer, dict[int, Any]()
 
-    def answer(self: AgentCalls, call: Any, reply: Any) -> bool:
+    def answer(self: AgentCalls, call: Any, reply: Any) -> None:
         others = [earlier for key, earlier in last.items() if key != id(self)]
         last[id(self)] = reply
         if others and not done:
             done.append(True)
             reply = replace(others[0], prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
-        return plain(self, call, reply)
+        plain(self, call, reply)
 
     done = list[bool]()
     patch.setattr(AgentCalls, "answer", answer)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import random
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ import rlvr
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.hf_tokenizer import HFTokenizer
 from rlvr.chat.tool_calling import StopTexts
-from rlvr.contracts import Completion, SamplerTraits
 from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Episode, Segment, StopReason
 from rlvr.gateway.agents import AgentClient
@@ -147,8 +145,6 @@ def test_agents_that_end_badly_are_data_with_a_reason() -> None:
 
 
 def test_an_agent_that_calls_nothing_any_more_is_ended() -> None:
-    import asyncio
-
     async def hangs(client: AgentClient, task: Task) -> None:
         await client.chat([user(task.question)])
         await asyncio.sleep(3600)
@@ -180,8 +176,6 @@ def test_stop_texts_and_limits_of_a_call_end_the_turn() -> None:
 
         for body in ({"stop": ["END"]}, {"max_tokens": 3}):
             call = client._calls.submit(ChatCompletions().parse({"messages": [user(LONG)], **body}, {}), str(body).encode())
-            import asyncio
-
             replies.append(await asyncio.wrap_future(call.reply))
 
     episode = play(agent, ["one END two"])
@@ -240,26 +234,13 @@ def test_a_request_of_other_tools_is_another_conversation() -> None:
 
 def test_a_turn_that_no_client_received_is_masked() -> None:
     async def agent(client: AgentClient, task: Task) -> None:
-        import asyncio
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await client.chat([user(LONG)])
-        await asyncio.sleep(1.0)
+        call = client._submit([user(LONG)], (), None, ())
+        await asyncio.wrap_future(call.reply)
+        client._calls.leave(call, is_delivered=False)  # it went away before it could read the reply
         await client.chat([user(task.question)])
 
-    class Slow(rlvr.Sampler):
-        traits = SamplerTraits(loads_weights=False)
-
-        def stream_completions(self, requests: Any, sampling: Any) -> Any:
-            time.sleep(0.6)
-            for number, request in enumerate(requests):
-                text = "11" if len(request.prompt) < 20 else "never seen"
-                tokens = [*rlvr.load_tokenizer("bytes").encode(text), rlvr.load_tokenizer("bytes").eos_id]
-                yield number, Completion(tokens, [-1.0] * len(tokens), "stop")
-
     env = rlvr.make_env("agent", env="arithmetic", function=agent)
-    with rlvr.Rollout(env, "bytes", Slow()) as rollout:
+    with rlvr.Rollout(env, "bytes", {"name": "scripted", "answers": ["never seen", "11"]}) as rollout:
         [[episode]] = rollout.sample(env.task("train", 0), n=1, seed=1)
     env.close()
     assert episode.meta["unseen_turns"] == [0] and episode.reward == 1.0
