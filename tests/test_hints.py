@@ -82,6 +82,9 @@ def resolve(node: ast.expr, here: Any = None) -> Any:
         if inspect.isclass(owner) and re.search(rf"self\.{node.attr}\b[^=\n]*=", inspect.getsource(owner)):
             return Any
         raise AttributeError(f"{getattr(owner, '__name__', owner)} has no {node.attr}")
+    if isinstance(node, ast.Subscript):  # of a mapping by a name that stands for any
+        resolve(node.value, here)
+        return Any
     if isinstance(node, ast.Call):
         target = resolve(node.func)
         if target is Any or isinstance(target, type):
