@@ -200,13 +200,17 @@ class Agent(Environment):
             if own is not None:
                 own.close()
 
-        return CommandAgent(
-            [_fill(word, values) for word in self.command],
-            folder=place.folder,
-            variables=variables,
-            stdin=_fill(self.stdin, values),
-            on_end=on_end,
-        )
+        try:
+            return CommandAgent(
+                [_fill(word, values) for word in self.command],
+                folder=place.folder,
+                variables=variables,
+                stdin=_fill(self.stdin, values),
+                on_end=on_end,
+            )
+        except BaseException:  # such as arguments that are too long for the system
+            on_end()
+            raise
 
     def close(self) -> None:
         """Stop the gateway, and close the other environment."""

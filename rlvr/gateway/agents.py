@@ -29,8 +29,23 @@ EPISODE_VARIABLE = "RLVR_AGENT_EPISODE"
 KILL_TIMEOUT_S = 5.0
 MAX_OUTPUT_BYTES = 64 << 10
 """So much of the end of an agent's output is kept."""
-HIDDEN_VARIABLES = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "AWS_", "HF_", "WANDB_")
-"""Variables of this process with these in their names are not passed to an agent: it could read secrets of the user, or call another model."""
+HIDDEN_VARIABLES = (
+    "KEY",
+    "TOKEN",
+    "SECRET",
+    "PASS",
+    "_PWD",
+    "CREDENTIAL",
+    "AUTH",
+    "DATABASE_URL",
+    "DSN",
+    "COOKIE",
+    "AWS_",
+    "HF_",
+    "WANDB_",
+)
+"""Variables of this process with one of these in their names are not passed to an agent: it could read secrets of the user, or call another
+model."""
 
 
 class RunningAgent(ABC):
@@ -66,15 +81,19 @@ class CommandAgent(RunningAgent):
         self._mark = f"{EPISODE_VARIABLE}={uuid.uuid4().hex}".encode()
         """What the environment of each process that the program starts has."""
         self._folder = os.path.realpath(folder)
-        self._process = subprocess.Popen(
-            list(command),
-            cwd=folder,
-            env={**_list_variables(), **variables, EPISODE_VARIABLE: self._mark.partition(b"=")[2].decode()},
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                cwd=folder,
+                env={**_list_variables(), **variables, EPISODE_VARIABLE: self._mark.partition(b"=")[2].decode()},
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._output.close()
+            raise
         threading.Thread(target=self._feed, args=(stdin.encode("utf-8", "surrogatepass"), on_end), name="rlvr-agent", daemon=True).start()
 
     def _feed(self, stdin: bytes, on_end: Callable[[], None]) -> None:
@@ -260,7 +279,10 @@ def wait_for_end(agent: RunningAgent, timeout_s: float) -> None:
 
 
 def _list_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not any(part in name.upper() for part in HIDDEN_VARIABLES)}
+    """Return this process's variables without secrets. No proxy stands between an agent and the gateway."""
+    shown = {name: value for name, value in os.environ.items() if not any(part in name.upper() for part in HIDDEN_VARIABLES)}
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy", ""), "127.0.0.1,localhost")))
+    return shown | {"NO_PROXY": direct, "no_proxy": direct}
 
 
 def _name_signal(number: int) -> str:

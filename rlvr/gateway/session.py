@@ -136,7 +136,7 @@ class AgentSession(Session):
     def close(self) -> None:
         """Refuse further calls, end the agent, and close the session of the task."""
         try:
-            self.gateway.unregister(self.calls, "it has a verdict")
+            self.gateway.unregister(self.calls, "a limit of the run is reached, or it has a verdict")
             if self._agent is not None:
                 self._agent.close()
         finally:

@@ -73,11 +73,15 @@ def test_a_program_asks_and_its_last_answer_is_verified(tmp_path: Path, monkeypa
 
 
 def test_what_a_program_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_API_KEY", "a secret of the user")
+    secrets = ("SOME_API_KEY", "TOKEN", "PGPASSWORD", "MYSQL_PWD", "DATABASE_URL", "GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK")
+    for name in secrets:
+        monkeypatch.setenv(name, "a secret of the user")
+    monkeypatch.setenv("NO_PROXY", "intranet")
     monkeypatch.setenv("HARMLESS", "shown")
     source = """
 from pathlib import Path
-assert "SOME_API_KEY" not in os.environ and os.environ["HARMLESS"] == "shown" and os.environ["MINE"] == "policy"
+assert "a secret of the user" not in os.environ.values() and os.environ["NO_PROXY"] == "intranet,127.0.0.1,localhost"
+assert os.environ["HARMLESS"] == "shown" and os.environ["MINE"] == "policy"
 assert Path.home() != Path.cwd() and os.environ["PWD"] == os.getcwd()
 assert (Path.home() / "conf/a.toml").read_text() == "url=" + os.environ["ANTHROPIC_BASE_URL"]
 assert json.loads(Path(os.environ["TASK"]).read_text())["messages"] == [user(sys.argv[1])]
@@ -92,6 +96,15 @@ ask([user(sys.argv[1])])
         files={"conf/a.toml": "url={url}"},
     )
     assert episode.reward == 1.0 and "trouble" not in episode.meta
+
+
+def test_a_program_that_cannot_be_started_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = rlvr.make_env("agent", env="arithmetic", command=["true", "x" * 200_000], trusted=True)
+    with rlvr.Rollout(made, "bytes", {"name": "scripted", "answers": ["11"]}) as rollout:
+        [[episode]] = rollout.sample(made.task("train", 0), seed=1)
+    made.close()
+    assert not episode.is_scored and "Argument list too long" in episode.error and not list(tmp_path.iterdir())
 
 
 def test_files_of_the_task_are_there_and_are_verified() -> None:
