@@ -26,7 +26,8 @@ MIN_SHARED_TOKENS = 16
 class ChatHistory:
     """The conversations in which turns were sampled, by their messages.
 
-    The reasoning of a turn does not count, nor do the ids of calls: agents leave out the first and rename the others.
+    The reasoning of a turn need not be there, nor the ids of its calls: agents leave out the first and rename the others. Where several turns
+    have one visible text, they decide if they are there.
 
     >>> history, first = ChatHistory(), ChatRequest(({"role": "user", "content": "2+2="},))
     >>> history.add_turn(first, Turn("4", content="4"), end=9)
@@ -36,13 +37,14 @@ class ChatHistory:
     """
 
     def __init__(self) -> None:
-        self._ends: dict[bytes, int] = {}
-        """The position after each sampled turn, by the digest of the conversation up to its message."""
+        self._turns: dict[bytes, list[tuple[int, Mapping[str, Any]]]] = {}
+        """The position after each sampled turn, and its message, by the digest of the conversation up to this message."""
 
-    def add_turn(self, request: ChatRequest, turn: Turn, end: int) -> None:
-        """Add a turn that was sampled for a request, with the position after its last token."""
-        messages = (*request.messages, build_assistant_message(turn, request))
-        self._ends[_digest_prefixes(ChatRequest(messages, request.tools))[-1]] = end
+    def add_turn(self, request: ChatRequest, turn: Turn, end: int, number: int = 0) -> None:
+        """Add a turn that was sampled for a request, with the position after its last token. Its number is in the ids of its calls."""
+        message = build_assistant_message(turn, request, f"call_{number}")
+        digest = _digest_prefixes(ChatRequest((*request.messages, message), request.tools))[-1]
+        self._turns.setdefault(digest, []).append((end, message))
 
     def find_continued_turn(self, request: ChatRequest) -> tuple[int, tuple[Mapping[str, Any], ...]] | None:
         """Return the position after the last sampled turn that a request continues, and the messages that follow; None if there is none, or
@@ -50,10 +52,18 @@ class ChatHistory:
         """
         digests = _digest_prefixes(request)
         for place in range(len(request.messages) - 1, -1, -1):
-            if request.messages[place]["role"] == "assistant":
-                end = self._ends.get(digests[place])
-                return None if end is None else (end, request.messages[place + 1 :])
+            if (message := request.messages[place])["role"] == "assistant":
+                same = self._turns.get(digests[place], [])
+                return (_choose_turn(same, message), request.messages[place + 1 :]) if same else None
         return None
+
+
+def _choose_turn(turns: Sequence[tuple[int, Mapping[str, Any]]], message: Mapping[str, Any]) -> int:
+    """Return the end of the turn that an agent means: the one with these ids of calls, else with this reasoning, else the last."""
+    for read in (lambda one: [call["id"] for call in one.get("tool_calls") or ()], lambda one: one.get("reasoning_content")):
+        if found := [end for end, own in turns if read(message) and read(own) == read(message)]:
+            return found[-1]
+    return turns[-1][0]
 
 
 def _digest_prefixes(request: ChatRequest) -> list[bytes]:

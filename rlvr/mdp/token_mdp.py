@@ -268,7 +268,7 @@ class TokenMDP:
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "tokens"
         heard = self._close_turn(state, truncated=truncated)
         if turn is not None:  # the endpoint has parsed its text
-            state.turns[-1] = self._add_turn_to_history(state, turn)
+            state.turns[-1] = self._add_turn_to_history(state, turn, len(state.turns) - 1)
         return heard
 
     def step_session(self, state: ConversationState) -> None:
@@ -378,19 +378,19 @@ class TokenMDP:
         turn = Turn(text, content=text, finish_reason="length" if truncated else "stop")
         if (tools := self._get_tools(state)) or state.request is not None:
             turn = self.tool_format.parse_turn(turn, len(state.turns), tools, state.context, state.context_turn_start)
-        state.turns.append(self._add_turn_to_history(state, turn))
+        state.turns.append(self._add_turn_to_history(state, turn, len(state.turns)))
         if not truncated and state.session_handle is None:
             state.step_results.append(DONE_RESULT)
             state.stop_reason = StopReason.TERMINATED
         return state.stop_reason is None
 
     @staticmethod
-    def _add_turn_to_history(state: ConversationState, turn: Turn) -> Turn:
+    def _add_turn_to_history(state: ConversationState, turn: Turn, number: int) -> Turn:
         """Note what an agent is answered, so that a later call can continue it; return the turn with its numbers of tokens."""
         if state.request is None:
             return turn
         turn = replace(turn, usage=(state.context_turn_start, len(state.tokens) - state.turn_start))
-        state.history.add_turn(state.request, turn, len(state.tokens))
+        state.history.add_turn(state.request, turn, len(state.tokens), number)
         return turn
 
     def _find_exhausted_limit(self, state: ConversationState) -> str:

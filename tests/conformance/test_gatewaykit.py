@@ -94,8 +94,8 @@ def rewrite_the_system_prompt(patch: pytest.MonkeyPatch) -> None:
 def miscount(patch: pytest.MonkeyPatch) -> None:
     plain = TokenMDP._add_turn_to_history
 
-    def add(state: ConversationState, turn: Any) -> Any:
-        added = plain(state, turn)
+    def add(state: ConversationState, turn: Any, number: int) -> Any:
+        added = plain(state, turn, number)
         return replace(added, usage=(len(state.tokens), added.usage[1]))  # of all branches
 
     patch.setattr(TokenMDP, "_add_turn_to_history", staticmethod(add))

@@ -219,6 +219,26 @@ def test_forks_keep_every_path(seed: int) -> None:
     assert find_longest_path(tokens, segments, prompts[longest])[0] == len(prompts[longest])
 
 
+def test_of_turns_with_one_visible_text_the_ids_of_calls_and_the_reasoning_decide() -> None:
+    from rlvr.mdp.branches import ChatHistory
+    from rlvr.turns import Turn
+
+    history, first = ChatHistory(), ChatRequest((user("2+2="),), (ADD,))
+    for end, reasoning in ((10, "A"), (20, "B")):
+        history.add_turn(first, Turn("x", content="4", reasoning=reasoning), end)
+    for number, end in ((2, 30), (3, 40)):
+        history.add_turn(first, Turn("x", calls=(Call("0.0", "add", {"a": 3}),)), end, number)
+
+    def find(**message: Any) -> Any:
+        said = {"role": "assistant", "content": "", **message}
+        return history.find_continued_turn(ChatRequest((*first.messages, said, user("?")), first.tools))
+
+    assert [find(content="4", reasoning_content=text)[0] for text in ("A", "B", "C")] == [10, 20, 20] and find(content="4")[0] == 20
+    function = {"name": "add", "arguments": '{"a": 3}'}
+    calls = [[{"id": name, "type": "function", "function": function}] for name in ("call_2_0_0", "call_3_0_0", "mine")]
+    assert [find(tool_calls=own)[0] for own in calls] == [30, 40, 40]
+
+
 def test_a_request_of_other_tools_is_another_conversation() -> None:
     from rlvr.mdp.branches import ChatHistory
     from rlvr.turns import ToolSpec, Turn
