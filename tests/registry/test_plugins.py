@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from rlvr.conformance import check_plugin, list_failures
+from rlvr.gateway.agents import AgentClient
 from rlvr.registry.plugins import list_entries, load_factory
+from rlvr.task import Task
 from tests.fixtures.theirs.folders import written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,6 +147,11 @@ IMAGES = ("harbor",)
 """Environments that bring images, which only containers have."""
 
 
+async def ask(client: AgentClient, task: Task) -> None:
+    """An agent that asks once."""
+    await client.chat(task.question)
+
+
 def everything() -> list[Any]:
     found = []
     for kind in ("env", "verifier"):
@@ -167,6 +174,8 @@ def test_it_keeps_its_contract(kind: str, name: str, settings: dict[str, Any], t
         settings = settings | {"hidden": 1, "shown": 1}  # each hidden test is a program run for each answer
     if name == "with_tools":
         settings = settings | {"env": "arithmetic"}
+    if name == "agent":
+        settings = settings | {"env": "arithmetic", "function": f"{__file__}:ask"}
     if name == "mixture":
         settings = settings | {"envs": {"sums": {"env": "arithmetic", "weight": 2}, "digits": "digit_sum"}}
     if kind == "env" and name in FILES:
