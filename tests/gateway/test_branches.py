@@ -287,7 +287,7 @@ def test_a_system_prompt_and_a_call_are_rendered_by_every_style_of_template(styl
     """Also by one that has no system messages, and by one that renders no tools. What was sampled stands in the context as it is."""
     template, stops, _ = STYLES[style]
     made = tokenizer_for(template, stops)
-    tokenizer = HFTokenizer(made, made.convert_tokens_to_ids(list(stops)))
+    tokenizer = HFTokenizer(made, [int(made.convert_tokens_to_ids(stop)) for stop in stops])
     thought = "so</think>" if style == "wide bars" else ""  # its prompt has opened the reasoning
     call = thought + get_dialect(tokenizer.dialect).format_calls([Call("0.0", "add", {"a": 3})], [ADD])
     seen = []
