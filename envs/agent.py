@@ -78,9 +78,8 @@ class Agent(Environment):
             preset: the name of an agent that is known to run: claude_code, codex, mini_swe_agent, opencode, pi, qwen_code. It must be installed.
                 The settings command, variables and files replace or extend those of the preset.
             command: the program and its arguments. In them and in `stdin`, {task} is the task's text, {url} the address of the gateway, {key}
-                the key of the episode, {model} the name of the model, {task_file} a file with the task's
-                messages as JSON, {home} the folder that is its home, and {here} the folder in
-                which rlvr was started.
+                the key of the episode, {model} the name of the model, {task_file} a file with the task's messages as JSON, {home} the folder
+                that is its home, and {here} the folder in which rlvr was started.
             function: instead of a command, a function `agent(client, task)`, or its name, path/to/file.py:function. What it returns is the
                 answer; None: the policy's last turn is.
             stdin: what the program reads from its standard input.
@@ -138,7 +137,7 @@ class Agent(Environment):
         return self.env.num_tasks(split)
 
     def gold(self, task: Task) -> str | None:
-        """Return None: nobody knows what an agent must be answered."""
+        """Return None: which replies lead an agent to the right answer is not known."""
         return None
 
     def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
@@ -147,7 +146,7 @@ class Agent(Environment):
 
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session in which the agent plays the task."""
-        inner = self.env.new_session(task, seed=seed) if self.env.traits.has_sessions else None
+        inner = self.env.new_session(task, seed=seed) if self.env.traits.is_interactive else None
 
         def start(calls: AgentCalls, inner: Session | None) -> RunningAgent:
             return self._start_agent(task, calls, inner)

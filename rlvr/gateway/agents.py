@@ -9,7 +9,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 import traceback
 import uuid
 from abc import ABC, abstractmethod
@@ -269,13 +268,6 @@ def _describe_place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parent)) and "asyncio" not in frame.filename]
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-
-
-def wait_for_end(agent: RunningAgent, timeout_s: float) -> None:
-    """Wait until an agent has ended, or for a time."""
-    end = time.monotonic() + timeout_s
-    while agent.get_end() is None and time.monotonic() < end:
-        time.sleep(0.01)
 
 
 def _list_variables() -> dict[str, str]:

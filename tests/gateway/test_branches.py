@@ -376,3 +376,26 @@ def test_a_limit_that_the_agent_set_does_not_truncate_the_episode() -> None:
 
     episode = play(agent, ["1122"])
     assert episode.stop_reason is StopReason.TERMINATED and episode.text == "11" and episode.reward == 1.0
+
+
+def test_the_environment_of_the_tasks_selects_the_answer() -> None:
+    class LastWord(rlvr.Environment):
+        needs = {"verifier": "exact"}
+
+        def __init__(self, *, verifier: rlvr.Verifier) -> None:
+            self.verifier = verifier
+
+        def task(self, split: str, index: int) -> Task:
+            return Task("2+2=", reference="4", id=f"words/{split}/{index}")
+
+        def select_answer(self, task: Task, completions: Any) -> str:
+            return str(completions[-1].split()[-1])
+
+    async def agent(client: AgentClient, task: Task) -> None:
+        await client.chat(task.question)
+
+    env = rlvr.make_env("agent", env=rlvr.make_env(LastWord), function=agent)
+    with rlvr.Rollout(env, "bytes", {"name": "scripted", "answers": ["it is 4"]}) as rollout:
+        [[episode]] = rollout.sample(env.task("train", 0), seed=1)
+    env.close()
+    assert (episode.text, episode.reward) == ("4", 1.0)
