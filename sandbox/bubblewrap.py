@@ -18,10 +18,12 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from rlvr.contracts import SandboxSpec
 from rlvr.errors import SandboxError
 from rlvr.sandbox._inside import namespaces
 from rlvr.sandbox._inside.frames import ConnectionBroken
@@ -66,9 +68,14 @@ def find_python() -> tuple[str, list[str]]:
         return path, []
     program, library = Path(sys.executable).resolve(), Path(sys.base_prefix).resolve() / "lib"
     packages = Path(os.__file__).resolve().parent / "site-packages"
-    mounts = [word for folder in reversed((program.parent, *program.parent.parents)) for word in ("--perms", "0755", "--dir", str(folder))]
-    mounts += ["--ro-bind", str(program), str(program), "--ro-bind", str(library), str(library)]
+    mounts = [*_build_mount(str(program), str(program)), *_build_mount(str(library), str(library))]
     return str(program), [*mounts, *(["--perms", "0755", "--tmpfs", str(packages)] if packages.is_dir() else [])]
+
+
+def _build_mount(source: str, place: str) -> list[str]:
+    """Build the arguments that mount a file or folder read-only, and let everybody pass through the folders above it."""
+    above = [word for folder in reversed(Path(place).parents[:-1]) for word in ("--perms", "0755", "--dir", str(folder))]
+    return [*above, "--ro-bind", source, place]
 
 
 def can_separate_user_ids() -> bool:
@@ -77,7 +84,7 @@ def can_separate_user_ids() -> bool:
     return os.geteuid() == 0 and sum(mapped) > 1 << 31
 
 
-def build_supervisor_command(program: str, python: str, python_mounts: list[str]) -> list[str]:
+def build_supervisor_command(program: str, python: str, python_mounts: list[str], mounts: Mapping[str, str]) -> list[str]:
     """Build the command that starts a supervisor in namespaces of its own, on a read-only system of what programs need."""
     words = [program, *(f"--unshare-{kind}" for kind in ("pid", "net", "ipc", "uts", "cgroup-try")), "--hostname", "sandbox"]
     words += ["--die-with-parent", "--new-session", "--clearenv", "--chdir", "/", "--ro-bind", "/usr", "/usr"]
@@ -90,6 +97,7 @@ def build_supervisor_command(program: str, python: str, python_mounts: list[str]
     shown = (*SYSTEM_FILES, *map(str, Path("/etc").glob("java-*-openjdk")))
     words += itertools.chain.from_iterable(("--ro-bind-try", place, place) for place in shown)
     words += ["--perms", "0755", "--dir", PROGRAMS_FOLDER, "--symlink", python, f"{PROGRAMS_FOLDER}/python"]
+    words += itertools.chain.from_iterable(_build_mount(source, place) for place, source in sorted(mounts.items()))
     words += [*python_mounts, "--proc", "/proc", "--dir", "/tmp", "--dir", "/dev/shm"]
     words += itertools.chain.from_iterable(("--dev-bind", f"/dev/{name}", f"/dev/{name}") for name in DEVICES)
     words += ["--symlink", "/proc/self/fd", "/dev/fd"]
@@ -146,7 +154,7 @@ _numbers = itertools.count(1)
 class NamespacedSupervisor(LocalSupervisorConnection):
     """Supervisor in namespaces that bwrap created. Raises ConnectionBroken if it does not start, SandboxError if isolation is missing."""
 
-    def __init__(self, disk_mb: int, *, serves_sessions: bool) -> None:
+    def __init__(self, disk_mb: int, spec: SandboxSpec | None) -> None:
         if not (program := shutil.which(PROGRAM)):
             raise SandboxError(f"the bubblewrap sandbox needs the program `{PROGRAM}`, which is not installed; {INSTALL_HINT}")
         is_root = can_separate_user_ids()
@@ -163,10 +171,14 @@ class NamespacedSupervisor(LocalSupervisorConnection):
             "outer_namespaces": namespaces.read_namespace_ids(),
             "nests": True,
             "disk_mb": disk_mb,
-            "boxes": "box" if serves_sessions else "",
+            "boxes": "" if spec is None else "box",
+            "loopback": spec is not None and spec.loopback,
         }
+        mounts = {} if spec is None else spec.mounts
         super().__init__(
-            f"bubblewrap-{os.getpid()}-{next(_numbers)}", _launcher.start(build_supervisor_command(program, *find_python())), settings
+            f"bubblewrap-{os.getpid()}-{next(_numbers)}",
+            _launcher.start(build_supervisor_command(program, *find_python(), mounts)),
+            settings,
         )
         if missing := find_missing_isolation(self.handshake["isolation"]):
             self.close()
@@ -189,10 +201,10 @@ def _read_kernel_version() -> tuple[int, int]:
     return int(numbers[0]), int("".join(itertools.takewhile(str.isdigit, numbers[1])))
 
 
-def _start_namespaced_supervisor(disk_mb: int, serves_sessions: bool) -> NamespacedSupervisor:
+def _start_namespaced_supervisor(disk_mb: int, spec: SandboxSpec | None) -> NamespacedSupervisor:
     """Start a supervisor; raises SandboxError, in one sentence, where that is not possible."""
     try:
-        return NamespacedSupervisor(disk_mb, serves_sessions=serves_sessions)
+        return NamespacedSupervisor(disk_mb, spec)
     except (ConnectionBroken, OSError) as error:
         raise SandboxError(f"bubblewrap could not start a supervisor ({error}); {START_HINT}") from error
 
@@ -233,7 +245,7 @@ class BubblewrapSandbox(LocalSandbox):
     def find_problems() -> list[tuple[str, str]]:
         """Return (problem, how to fix it) for what prevents this sandbox from working here: it starts a supervisor. For `rlvr doctor`."""
         try:
-            _start_namespaced_supervisor(1, False).close()
+            _start_namespaced_supervisor(1, None).close()
         except SandboxError as error:
             what, _, how = str(error).partition("; ")
             return [(what, how)]

@@ -138,16 +138,18 @@ class DockerSandbox(Sandbox):
             "disk_mb": place.disk_mb,
             "pids": place.processes + RESERVED_PROCESSES,
             "uses_pid_namespaces": False,
+            "mounts": place.mounts,
         }
-        return self._start_container(place.image or self.image, settings | {"runtime": self._settings["runtime"], "serves_sessions": True})
+        settings |= {"runtime": self._settings["runtime"], "serves_sessions": True}
+        return self._start_container(place.image or self.image, settings, loopback=place.loopback)
 
-    def _start_container(self, image: str = "", settings: dict[str, Any] | None = None) -> Container:
+    def _start_container(self, image: str = "", settings: dict[str, Any] | None = None, *, loopback: bool = False) -> Container:
         """Start a container; while the engine is away, wait for it."""
         num_lost = 0
         while True:
             began = time.monotonic()
             try:
-                return self._start_container_now(image or self.image, settings or self._settings)
+                return self._start_container_now(image or self.image, settings or self._settings, loopback)
             except SandboxError as error:
                 if self._outage.wait_out_outage(began):
                     continue
@@ -155,7 +157,7 @@ class DockerSandbox(Sandbox):
                 if num_lost > 1 or not engine.is_connection_error(error):  # it may have been away for a moment
                     raise
 
-    def _start_container_now(self, image: str, settings: dict[str, Any]) -> Container:
+    def _start_container_now(self, image: str, settings: dict[str, Any], loopback: bool) -> Container:
         if self._prepared_pid != os.getpid():
             with self._prepare_lock:
                 if self._prepared_pid != os.getpid():
@@ -175,7 +177,7 @@ class DockerSandbox(Sandbox):
                     engine.ensure_image(client, image)
                 finally:
                     client.close()
-            container = Container(image, settings)
+            container = Container(image, settings, loopback=loopback)
             self._outage.mark_reachable()
             return container
         except SandboxError:

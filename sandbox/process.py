@@ -18,6 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rlvr.contracts import SandboxSpec
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.runs.folder_owner import create_owned_folder, force_remove_folder, get_owner_label, is_owner_dead, remove_orphaned_folders
 from rlvr.sandbox._inside.box import cgroups as groups
@@ -76,8 +77,13 @@ class PlainSupervisor(LocalSupervisorConnection):
             force_remove_folder(self._folder)
 
 
-def _start_child_supervisor(disk_mb: int, serves_sessions: bool) -> PlainSupervisor:
+def _start_child_supervisor(disk_mb: int, spec: SandboxSpec | None) -> PlainSupervisor:
     """Start a supervisor with namespaces of its own, or without where the kernel grants none."""
+    if spec is not None and (spec.mounts or spec.loopback):
+        raise ConfigError(
+            "sessions of the process sandbox have no mounts and no loopback network; use the docker or the bubblewrap sandbox"
+        )
+    serves_sessions = spec is not None
     with contextlib.suppress(ConnectionBroken):
         return PlainSupervisor(disk_mb, serves_sessions=serves_sessions, namespaces=True)
     try:

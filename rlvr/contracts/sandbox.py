@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,8 @@ from rlvr.synonyms import accept_synonyms_in_constructor
 
 MAX_FILE_BYTES = 16_000_000
 """The largest file that a session writes or reads at once."""
+OWN_FOLDERS = ("/tmp", "/dev", "/proc", "/sys")
+"""Nothing of this machine is mounted in these folders of a session."""
 
 
 class ExitStatus(StrEnum):
@@ -196,10 +199,22 @@ class SandboxSpec:
     """The maximum output of one call; a call that writes more is stopped."""
     network: bool = False
     """Must be False: no sandbox of rlvr provides a network."""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Files and folders of this machine that the session sees, read-only: the path there, and the path here (docker and bubblewrap only)."""
+    loopback: bool = False
+    """Whether the session's processes may open TCP connections to each other, on 127.0.0.1 (docker and bubblewrap only)."""
+    limit_addresses: bool = True
+    """Whether a process may reserve few more addresses than it has memory, where the kernel does not limit the memory of a whole session.
+    Runtimes such as Node and Bun reserve far more than they use; their memory is measured all the same."""
 
     def __post_init__(self) -> None:
         if self.network is not False:
             raise ValueError(f"network is {self.network!r}; a session has no network: set it to False, put needed files into `files`")
+        for place, source in self.mounts.items():
+            if not all(isinstance(path, str) and os.path.isabs(path) and os.path.normpath(path) == path for path in (place, source)):
+                raise ValueError(f"a mount of {source!r} at {place!r}; both must be absolute paths, without .. or a slash at the end")
+            if place == "/" or any(place == folder or place.startswith(f"{folder}/") for folder in OWN_FOLDERS):
+                raise ValueError(f"a mount at {place!r}; {', '.join(OWN_FOLDERS)} and what is in them belong to the session itself")
         for name in ("memory_mb", "processes", "disk_mb", "file_mb", "output_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -272,6 +287,14 @@ class SandboxSession(Hinted, ABC):
             OSError: there is no such file, or a link leads out of the working folder.
             SandboxError: the session failed or is closed.
         """
+
+    def stop_call(self) -> None:
+        """Kill the call that runs in another thread: it returns TIMEOUT, and the session stays usable. Does nothing if none runs.
+
+        Raises:
+            ConfigError: sessions of this sandbox cannot.
+        """
+        raise ConfigError(f"a running call of {type(self).__name__} cannot be stopped; give `run` a timeout, or close the session")
 
     @abstractmethod
     def close(self) -> None:

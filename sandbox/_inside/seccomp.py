@@ -2,8 +2,9 @@
 """A seccomp filter that the supervisor installs on itself and, in a stricter form, on every program.
 
 It is added to the engine's own profile and blocks calls by which a program could affect the next program or attack the kernel: shared
-memory and queues that outlive a process, tracing, sockets other than local pairs, namespaces, keys, io_uring, and every call newer than
-this table. A refused call fails with an error; the process is not killed. Runs inside the container: standard library only.
+memory and queues that outlive a process, tracing, sockets other than local ones (and TCP, in a sandbox that has only a loopback network and
+asks for that), namespaces, keys, io_uring, and every call newer than this table. A refused call fails with an error; the process is not
+killed. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import ctypes
 import os
 import struct
 
-LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_BITS, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 EPERM, EACCES, ENOSYS = 1, 13, 38
-AF_UNIX, NEW_NAMESPACES = 1, 0x7E020000
+AF_UNIX, AF_INET, AF_INET6, SOCK_STREAM, SOCKET_TYPES, NEW_NAMESPACES = 1, 2, 10, 1, 0xF, 0x7E020000
 CLONE_PARENT = 0x8000  # a child of the zygote, which it does not know and never reaps: its PID namespace would not end
 SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
 FOR_SUPERVISOR, FOR_PROGRAM, FOR_UNCOUNTED_PROGRAM = 1, 2, 3  # the last: no control group counts the kernel's memory of a program
+WITH_LOOPBACK = 4  # added to a strictness: TCP sockets, for sandboxes whose network has nothing but the loopback device
 FIRST_UNKNOWN_CALL = 450  # calls from this number on are newer than this table: refused as if the kernel did not have them
 
 # the same numbers on both machines: open_tree and mounts, io_uring, pidfds, process_madvise, landlock, secret memory, quotactl_fd
@@ -76,7 +78,10 @@ class _FilterProgram(ctypes.Structure):
 
 
 def build_filter(machine: str, strictness: int) -> bytes:
-    """Build the filter for one processor architecture, in the kernel's format; `strictness` is one of the three `FOR_...` above."""
+    """Build the filter for one processor architecture, in the kernel's format; `strictness` is one of the three `FOR_...` above, which may
+    be added to `WITH_LOOPBACK`.
+    """
+    strictness, has_loopback = strictness & ~WITH_LOOPBACK, strictness & WITH_LOOPBACK
     (arch, socket, clone, clone3), to_all, to_programs = CALL_TABLES[machine]
     for_program = strictness != FOR_SUPERVISOR
     refused_flags = NEW_NAMESPACES | (CLONE_PARENT if for_program else 0)
@@ -102,7 +107,11 @@ def build_filter(machine: str, strictness: int) -> bytes:
         code += [step(JUMP_EQUAL, numbers[machine], 0, 2 + 2 * len(tests)), step(LOAD, 16 + 8 * argument), *tests, step(RETURN, ALLOW)]
     code += [step(JUMP_EQUAL, clone, 0, 4), step(LOAD, 16), step(JUMP_BITS, refused_flags, 0, 1), step(RETURN, ERRNO | EPERM)]
     code += [step(RETURN, ALLOW)]
-    code += [step(JUMP_EQUAL, socket, 0, 3), step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 1, 0), step(RETURN, ERRNO | EACCES)]
+    families = [step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 1, 0)]
+    if has_loopback:
+        families = [step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 6, 0), step(JUMP_EQUAL, AF_INET, 1, 0), step(JUMP_EQUAL, AF_INET6, 0, 3)]
+        families += [step(LOAD, 24), step(AND, SOCKET_TYPES), step(JUMP_EQUAL, SOCK_STREAM, 1, 0)]
+    code += [step(JUMP_EQUAL, socket, 0, len(families) + 1), *families, step(RETURN, ERRNO | EACCES)]
     return b"".join([*code, step(RETURN, ALLOW)])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from rlvr.sandbox._inside.pid_namespace import PeerExited
 from rlvr.sandbox._inside.zygote_client import ChildProcess
 
 CHUNK_BYTES = 1 << 18
@@ -70,6 +71,17 @@ def create_memory_file(data: bytes) -> int:
         return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(number)
+
+
+def read_exactly(count: int) -> bytes:
+    """Read the next `count` bytes sent by our owner."""
+    data = bytearray()
+    while len(data) < count:
+        more = os.read(0, min(count - len(data), CHUNK_BYTES))
+        if not more:
+            raise PeerExited("the owner exited")
+        data += more
+    return bytes(data)
 
 
 def write_all(fd: int, data: bytes) -> None:

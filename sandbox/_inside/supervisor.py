@@ -27,6 +27,7 @@ from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.box import cgroups, processes, session_server
 from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient, PeerExited
 from rlvr.sandbox._inside.program_io import ProgramIO
+from rlvr.sandbox._inside.streams import read_exactly
 from rlvr.sandbox._inside.toolchains import Toolchain
 from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
@@ -35,7 +36,7 @@ WAITS_INTERVAL_S = 0.05  # at most this between measurements of how long its pro
 MAX_WAIT_S = 1.0  # the kernel counts a wait when it ends, so it may have been before the last measurement, but not longer ago than this
 MAX_WALL_FACTOR = 10.0  # multiple of the wall limit: the hard timeout on a machine that is too busy to run the program
 KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the container counts as broken
-PR_SET_CHILD_SUBREAPER, CHUNK_BYTES = 36, 1 << 18
+PR_SET_CHILD_SUBREAPER = 36
 MEGABYTE = 1 << 20
 MAX_TERMINALS = 32  # pseudo terminals of a container; the machine has some thousands for everybody
 OWN_PROCESSES = 8
@@ -359,17 +360,6 @@ class Supervisor:
             run.record_stop("RUNTIME_ERROR", f"killed by signal {-run.exit_code}" if run.exit_code < 0 else f"exit status {run.exit_code}")
 
 
-def _read_exactly(count: int) -> bytes:
-    """Read the next `count` bytes sent by our owner."""
-    data = bytearray()
-    while len(data) < count:
-        more = os.read(0, min(count - len(data), CHUNK_BYTES))
-        if not more:
-            raise PeerExited("the owner exited")
-        data += more
-    return bytes(data)
-
-
 def _send_reply(header: dict[str, Any], parts: dict[str, bytes]) -> None:
     for piece in frames.pack_frame(header, parts):
         view = memoryview(piece)
@@ -409,6 +399,7 @@ def main(settings: dict[str, Any]) -> None:
     if child == 0:
         door.close()
         strictness = seccomp.FOR_PROGRAM if settings["cgroup"] else seccomp.FOR_UNCOUNTED_PROGRAM
+        strictness |= seccomp.WITH_LOOPBACK if settings.get("loopback") else 0
         request = zygote.serve_forks(other, namespace_helper is not None, strictness)
         if request is None:
             os._exit(0)
@@ -437,7 +428,10 @@ def main(settings: dict[str, Any]) -> None:
         while not fatal:
             if box:
                 box.wait_for_request()
-            reply, said = (box or supervisor).handle_request(*frames.unpack_frame(_read_exactly))
+            request, parts = frames.unpack_frame(read_exactly)
+            if request.get("box") == session_server.STOP:
+                continue  # the call that it was meant for has just ended
+            reply, said = (box or supervisor).handle_request(request, parts)
             fatal = reply["fatal"]
             _send_reply(reply, said)
     except PeerExited as error:

@@ -17,9 +17,10 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from docker.types import Ulimit
+from docker.types import Mount, Ulimit
 
 from rlvr.errors import SandboxError
 from rlvr.runs.folder_owner import get_owner_label
@@ -57,6 +58,7 @@ def build_host_config(
     uses_pid_namespaces: bool = False,
     serves_sessions: bool = False,
     is_podman: bool = False,
+    mounts: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Build the host configuration of a container: the limits that the engine enforces from outside.
 
@@ -64,7 +66,7 @@ def build_host_config(
     """
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m{'' if is_podman else ',nr_inodes=4096'}"
     memory = f"{_compute_memory_mb(memory_mb, runtime)}m"
-    mounts = uses_pid_namespaces or serves_sessions or is_podman
+    has_to_mount = uses_pid_namespaces or serves_sessions or is_podman
     return {
         "network_mode": "none",
         "read_only": True,
@@ -73,7 +75,7 @@ def build_host_config(
         "memswap_limit": memory,  # equal to mem_limit: no swap
         "pids_limit": pids + (RUNTIME_THREADS if runtime else 0),
         "cap_drop": ["ALL"],
-        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if mounts else [])],
+        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if has_to_mount else [])],
         "security_opt": ["no-new-privileges"],  # the engine's own seccomp profile stays on; ours comes on top
         "ipc_mode": "none",
         "auto_remove": True,
@@ -81,6 +83,7 @@ def build_host_config(
         # the last: Podman would ask for as many as the kernel knows, which fails where its own limit may not be raised
         "ulimits": [Ulimit(name=name, soft=value, hard=value) for name, value in (("core", 1), ("nofile", 1024), ("nproc", 16384))],
         "runtime": runtime,
+        "mounts": [Mount(place, source, type="bind", read_only=True) for place, source in mounts.items()],
     }
 
 
@@ -100,7 +103,8 @@ def find_missing_isolation(handshake: Mapping[str, Any]) -> list[str]:
 class Container(SupervisorConnection):
     """A started container, with its supervisor listening."""
 
-    def __init__(self, image: str, settings: dict[str, Any]) -> None:
+    def __init__(self, image: str, settings: dict[str, Any], *, loopback: bool = False) -> None:
+        super().__init__()
         self.client = connect()
         self._chunk_bytes_left = 0  # bytes left of the current chunk
         self._stderr = bytearray()
@@ -136,6 +140,7 @@ class Container(SupervisorConnection):
                     "cgroup": True,
                     "nests": settings["uses_pid_namespaces"],
                     "boxes": "box" if settings.get("serves_sessions") else "",
+                    "loopback": loopback,
                     "own_disks_mb": settings["disk_mb"] if is_podman else 0,
                     "memory_bytes": _compute_memory_mb(settings["memory_mb"], settings["runtime"]) << 20,
                 }

@@ -53,6 +53,7 @@ class LocalSupervisorConnection(SupervisorConnection):
 
     def __init__(self, id: str, process: subprocess.Popen[bytes], settings: Mapping[str, Any]) -> None:
         """Start the supervisor in a process that waits for its source. Raises ConnectionBroken, with what it said, if it fails."""
+        super().__init__()
         self.id, self._process, self._stdin_lock, self._stderr_tail = id, process, threading.Lock(), ""
         try:
             self.bootstrap_supervisor(settings)
@@ -143,7 +144,7 @@ class LocalSandbox(Sandbox):
 
     def __init__(
         self,
-        start: Callable[[int, bool], LocalSupervisorConnection],
+        start: Callable[[int, SandboxSpec | None], LocalSupervisorConnection],
         *,
         processes: int,
         memory_mb: int,
@@ -151,7 +152,7 @@ class LocalSandbox(Sandbox):
         queue_timeout_s: float,
         max_sessions: int,
     ) -> None:
-        """Check and store the settings; `start` starts a supervisor, given the size of its disk and whether it serves sessions."""
+        """Check and store the settings; `start` starts a supervisor, given the size of its disk, and the spec of the sessions it serves."""
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
             raise ConfigError(f"{self.title} sandbox: processes is {processes!r}; 0 (one for each processor) or more is required")
         for name, value in (("memory_mb", memory_mb), ("disk_mb", disk_mb), ("max_sessions", max_sessions)):
@@ -159,10 +160,10 @@ class LocalSandbox(Sandbox):
                 raise ConfigError(f"{self.title} sandbox: {name} is {value!r}; 1 or more is required")
         self.memory_mb = memory_mb
         self._pool: SupervisorPool[LocalSupervisorConnection] = SupervisorPool(
-            lambda: start(disk_mb, False), processes or count_processors(), queue_timeout_s
+            lambda: start(disk_mb, None), processes or count_processors(), queue_timeout_s
         )
         self._sessions: SessionPool[LocalSupervisorConnection] = SessionPool(
-            lambda spec: start(spec.disk_mb, True), max_sessions, queue_timeout_s
+            lambda spec: start(spec.disk_mb, spec), max_sessions, queue_timeout_s
         )
         self._finalizer = weakref.finalize(self, _close_pools, self._pool, self._sessions)
         atexit.register(self._finalizer)

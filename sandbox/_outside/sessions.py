@@ -27,7 +27,7 @@ CLOSE_TIMEOUT_S = 20.0  # timeout for a running call to notice that its session 
 BROKEN_MESSAGE = "the session is broken: nothing more can run in it, and its files are gone"
 CLOSED_MESSAGE = "the sandbox is closed"
 NULL_CHARACTER_MESSAGE = b"bash: the script has a null character, which bash cannot read; nothing was run\n"
-PoolKey = tuple[str, int, int, int]
+PoolKey = tuple[Any, ...]
 
 
 class SessionBrokenByProgram(OSError):
@@ -143,6 +143,14 @@ class PooledSandboxSession(SandboxSession):
         self._channel.shut_down()
         self._release(False)
 
+    def stop_call(self) -> None:
+        """Kill the call that runs in another thread; the session stays usable."""
+        if self._request_lock.acquire(blocking=False):
+            self._request_lock.release()  # nothing runs
+            return
+        with contextlib.suppress(ConnectionBroken, OSError, ValueError):  # then the call fails by itself
+            self._channel.send_stop(time.monotonic() + REPLY_TIMEOUT_S)
+
     def close(self) -> None:
         """End the session; a call that runs in another thread ends with INTERNAL_ERROR."""
         idle = self._request_lock.acquire(blocking=False)
@@ -204,8 +212,8 @@ class SessionPool(Generic[C]):
             raise ValueError(f"files is {spec.files!r:.80}; a mapping of paths to bytes is needed")
         for name, data in spec.files.items():
             _check_file_argument(name, data)
-        shape = (spec.image, spec.memory_mb, spec.processes, spec.disk_mb)
-        limits = {name: getattr(spec, name) for name in ("memory_mb", "processes", "file_mb", "output_bytes")}
+        shape = (spec.image, spec.memory_mb, spec.processes, spec.disk_mb, spec.loopback, *sorted(spec.mounts.items()))
+        limits = {name: getattr(spec, name) for name in ("memory_mb", "processes", "file_mb", "output_bytes", "limit_addresses")}
         self.limiter.acquire()
         channel, used = self._get_supervisor(spec, shape)
         request = {"box": "open", "limits": limits}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import select
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,10 @@ class SupervisorConnection(ABC):
     handshake: Mapping[str, Any]
     num_requests = 0
 
+    def __init__(self) -> None:
+        self._send_lock = threading.Lock()
+        """Held while a frame is sent."""
+
     @abstractmethod
     def send(self, data: bytes, deadline: float) -> None:
         """Send all the data before the deadline (a `time.monotonic` value), or raise `ConnectionBroken`."""
@@ -139,9 +144,16 @@ class SupervisorConnection(ABC):
     def request(self, header: Mapping[str, Any], parts: Mapping[str, bytes], deadline: float) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Send one request and return the reply, as header and raw parts. Raises `ConnectionBroken` without a reply; never retries."""
         self.num_requests += 1
-        for piece in pack_frame(header, parts):
-            self.send(piece, deadline)
+        with self._send_lock:
+            for piece in pack_frame(header, parts):
+                self.send(piece, deadline)
         return unpack_frame(lambda count: self._receive_exactly(count, deadline))
+
+    def send_stop(self, deadline: float) -> None:
+        """Have the call of a session killed that is running; its request gets its reply as always. Thread-safe."""
+        with self._send_lock:
+            for piece in pack_frame({"box": "stop"}, {}):
+                self.send(piece, deadline)
 
     def _receive_exactly(self, count: int, deadline: float) -> bytearray:
         """Receive the next `count` bytes into one buffer of that size: growing buffers would fragment this process's memory."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,6 +200,7 @@ class FailingChannel(SupervisorConnection):
     handshake = {"isolation": []}
 
     def __init__(self, unprovoked: bool) -> None:
+        super().__init__()
         resources = SimpleNamespace(uid=None, folders=["/"], meter=SimpleNamespace(count_oom_kills=lambda: 0, get_total_cpu_s=lambda: 0.0))
         self.server = SessionServer(cast(Any, resources))
         self.server.limits, self.server.has_run = {"output_bytes": 1}, not unprovoked
@@ -387,3 +389,79 @@ def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: 
         box.close()
         with sandbox.create_session() as fresh:  # its room is free again
             assert fresh.run("echo well").stdout == "well\n"
+
+
+SOCKETS = """
+import socket
+door = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(door.getsockname()).close()
+print("connected")
+for family, kind in ((socket.AF_INET, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_RAW), (socket.AF_NETLINK, socket.SOCK_RAW)):
+    try:
+        socket.socket(family, kind)
+        print("opened", family, kind)
+    except PermissionError:
+        print("refused")
+try:
+    socket.create_connection(("192.0.2.1", 80), 5)
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS[:2])
+def test_a_session_with_a_loopback_network_has_no_other_sockets_than_those_of_tcp(kind: str, settings: dict[str, Any]) -> None:
+    with build("sandbox", kind, max_sessions=2, **settings) as sandbox:
+        with sandbox.create_session(SandboxSpec(loopback=True)) as session:
+            said = session.run(["python3", "-c", SOCKETS]).stdout.splitlines()
+            assert said == ["connected", "refused", "refused", "refused", "Network is unreachable"]
+        with sandbox.create_session() as session:  # not that supervisor again: its filter would let TCP through
+            assert "PermissionError" in session.run(["python3", "-c", SOCKETS]).stderr
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS[:2])
+def test_a_mount_of_a_session_is_read_only_and_that_of_no_other(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir(0o755)
+    (tmp_path / "notes" / "a.txt").write_text("one")
+    with build("sandbox", kind, max_sessions=1, **settings) as sandbox:
+        with sandbox.create_session(SandboxSpec(mounts={"/opt/some/notes": str(tmp_path / "notes")})) as session:
+            assert session.run("cat /opt/some/notes/a.txt").stdout == "one"
+            assert not session.run("echo two > /opt/some/notes/a.txt").ok and not session.run("touch /opt/some/notes/b").ok
+        with sandbox.create_session() as session:
+            assert not session.run("ls /opt/some").ok
+    assert (tmp_path / "notes" / "a.txt").read_text() == "one"
+
+
+def test_a_mount_that_makes_no_sense_is_refused() -> None:
+    for place, source in (("opt", "/usr"), ("/opt", "usr"), ("/opt/../tmp", "/usr"), ("/opt/", "/usr")):
+        with pytest.raises(ValueError, match="both must be absolute paths"):
+            SandboxSpec(mounts={place: source})
+    for place in ("/", "/tmp", "/tmp/agent", "/dev/shm/x", "/proc/1", "/sys"):
+        with pytest.raises(ValueError, match="belong to the session itself"):
+            SandboxSpec(mounts={place: "/usr"})
+    with (
+        build("sandbox", "process", trusted=True) as sandbox,
+        pytest.raises(ConfigError, match="sessions of the process sandbox have no mounts"),
+    ):
+        sandbox.create_session(SandboxSpec(loopback=True))
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_a_running_call_is_stopped_with_all_that_it_started_and_the_session_goes_on(kind: str, settings: dict[str, Any]) -> None:
+    with build("sandbox", kind, max_sessions=1, **settings) as sandbox, sandbox.create_session() as session:
+        session.stop_call()  # nothing runs
+        for end in range(3):
+            ended: list[Any] = []
+            script = f"(while true; do date +%s%N > beat; sleep 0.01; done) & setsid sleep 300 & echo {end} > made; sleep 300"
+            caller = threading.Thread(target=lambda script=script, ended=ended: ended.append(session.run(script, timeout=200)))  # type: ignore[misc]
+            caller.start()
+            deadline = time.monotonic() + 60
+            while caller.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.5)
+                session.stop_call()
+            caller.join(60)
+            assert ended[0].status is ExitStatus.TIMEOUT and ended[0].reason == "the call was stopped"
+            last = session.run("cat beat").stdout
+            assert session.run("sleep 0.2; cat beat").stdout == last and session.read_file("made") == f"{end}\n".encode()
+        session.stop_call()
+        assert session.run("echo on").stdout == "on\n"

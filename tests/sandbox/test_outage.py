@@ -49,6 +49,7 @@ class FakeContainer(SupervisorConnection):
     handshake: Mapping[str, Any] = {"isolation": (), "languages": ("python",)}
 
     def __init__(self, home: Engine) -> None:
+        super().__init__()
         home.connect()
         home.starts += 1
         self.home, self.generation, self.id = home, home.generation, "c"
@@ -81,7 +82,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(engine, "connect", made.connect)
     monkeypatch.setattr(engine, "ensure_image", lambda client, image: None)
     monkeypatch.setattr(engine, "remove_orphaned_containers", lambda client: 0)
-    monkeypatch.setattr(docker, "Container", lambda image, settings: FakeContainer(made))
+    monkeypatch.setattr(docker, "Container", lambda image, settings, loopback: FakeContainer(made))
     monkeypatch.setattr(engine, "OUTAGE_POLL_INTERVAL_S", 0.05, raising=False)
     return made
 

@@ -304,6 +304,7 @@ class Replayed(SupervisorConnection):
     handshake = {"isolation": []}
 
     def __init__(self, said: bytes) -> None:
+        super().__init__()
         self.said, self.at = said, 0
 
     def send(self, data: bytes, deadline: float) -> None:

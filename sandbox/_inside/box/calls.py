@@ -61,7 +61,7 @@ def build_rlimits(limits: dict[str, Any], max_processes: int | None, has_cgroup_
     }
     if max_processes is not None:
         chosen["NPROC"] = max_processes
-    if not has_cgroup_meter:
+    if not has_cgroup_meter and limits.get("limit_addresses", True):
         chosen["AS"] = (int(limits["memory_mb"]) + 512) * MEGABYTE
     return chosen
 

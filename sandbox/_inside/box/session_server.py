@@ -1,6 +1,6 @@
 """Serve one session at a time: open it, run calls in it, read and write its files, end it and wipe its files.
 
-A call that hangs is killed without affecting other processes. Background processes of a call stay until the session ends; their later
+A call that hangs, or that its owner stops, is killed without affecting other processes. Background processes of a call stay until the session ends; their later
 output is read and dropped, so that they never block. The shell of the next call is started in advance, because joining a control group
 takes the kernel about 20 ms. Runs inside the container: standard library only.
 """
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr.sandbox._inside import streams
+from rlvr.sandbox._inside import frames, streams
 from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.box import calls, files
 from rlvr.sandbox._inside.box.cgroups import CallCgroup
@@ -30,6 +30,8 @@ MAX_BACKGROUND_STREAMS = 64  # streams of background processes that are read; be
 PYTHON_STOPPED_MESSAGE = "the Python session was stopped, and its variables are gone"
 PYTHON_ENDED_MESSAGE = "the Python session ended, and its variables are gone"
 ALL_STOPPED_MESSAGE = "everything that ran in the session was stopped, including background processes"
+STOP = "stop"
+"""The request that ends the running call, which alone is replied to."""
 Reply = tuple[dict[str, Any], dict[str, bytes]]
 
 
@@ -260,7 +262,9 @@ class SessionServer:
                             return status
                         selector.unregister(channel)  # it closed the channel or wrote nonsense: wait for its process to end
                     elif key.fd == 0:
-                        raise PeerExited("the owner exited")
+                        if frames.unpack_frame(streams.read_exactly)[0].get("box") != STOP:
+                            raise PeerExited("the owner sent a request while a call was running")
+                        run.record_stop("TIMEOUT", "the call was stopped")
                     elif key.fd in self.background_fds:
                         self._discard_output(key.fd, selector)
                     elif streams.read_output(run, key.fd, call.read_ends[key.fd]) == 0:
