@@ -99,7 +99,7 @@ def count_tokens(episodes: list[Episode]) -> dict[str, int]:
 
 
 def play(agent: str, settings: dict[str, Any], num_episodes: int, policy: str) -> dict[str, Any]:
-    env = rlvr.make_env("agent", env="bugfix", trusted=True, timeout_s=240, idle_timeout_s=120, max_turns=8, **settings)
+    env = rlvr.make_env("agent", env="bugfix", timeout_s=240, idle_timeout_s=120, max_turns=8, **settings)
     tasks = [env.task("train", index) for index in range(num_episodes)]
     model = None
     if policy == "scripted":
@@ -139,6 +139,7 @@ def main() -> int:
     parser.add_argument("agents", nargs="*", help="names of presets, and of the frameworks that are given; none: all")
     parser.add_argument("--bin", action="append", default=[], help="a folder with installed agents")
     parser.add_argument("--framework", action="append", default=[], help="NAME=PYTHON, an interpreter with the package")
+    parser.add_argument("--sandbox", default="auto", help="makes the boxes of the agents; none: the agents run on this machine as you")
     parser.add_argument("--episodes", type=int, default=2)
     parser.add_argument("--policy", choices=("scripted", "tiny", "both"), default="both")
     given = parser.parse_args()
@@ -147,6 +148,8 @@ def main() -> int:
     for text in given.framework:
         name, _, python = text.partition("=")
         settings[name] = {"command": [python, str(FRAMEWORKS / f"with_{name}.py"), "{task}"]}
+    for chosen_settings in settings.values():
+        chosen_settings |= {"trusted": True} if given.sandbox == "none" else {"sandbox": given.sandbox}
     chosen = given.agents or [*settings]
     missing = [name for name in (*AGENT_PRESETS, *chosen) if name not in settings]
     rows = []

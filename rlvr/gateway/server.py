@@ -1,4 +1,4 @@
-"""The HTTP server of the gateway, on this machine alone, in a thread of its own."""
+"""The HTTP server of the gateway, on this machine alone, in a thread of its own: a port of 127.0.0.1, and a Unix socket for boxes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
@@ -15,8 +16,11 @@ from typing import Any
 from rlvr.errors import EnvError, MissingExtra
 from rlvr.gateway.calls import AgentCalls, ChatReply, GatewayError, ModelCall
 from rlvr.gateway.formats import WIRE_FORMATS, AnthropicMessages, Event, Responses, WireFormat, check_reply_options, make_reply_id
+from rlvr.runs.folder_owner import create_owned_folder, force_remove_folder, remove_orphaned_folders
 
 HOST = "127.0.0.1"
+FOLDERS, FOLDER_PREFIX = "/tmp", "rlvr-gateway-"
+"""Where the Unix socket is: its path must be short, and the folder for temporary files may not be."""
 MAX_BODY_BYTES = 16 << 20
 """The largest body of a request: an agent sends its whole conversation with each call. While a body is parsed, all agents wait."""
 BODY_TIMEOUT_S, HEAD_TIMEOUT_S, START_TIMEOUT_S = 60.0, 30.0, 30.0
@@ -50,6 +54,14 @@ class Gateway:
         self._socket.bind((HOST, 0))
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}"
         """The address, without `/v1`."""
+        remove_orphaned_folders(FOLDER_PREFIX, FOLDERS)
+        self._folder = create_owned_folder(FOLDER_PREFIX, FOLDERS)
+        self.socket_folder = self._folder / "shared"
+        """A folder with the Unix socket `socket`, at which the gateway is reached too. It has nothing else, and boxes can mount it."""
+        self.socket_folder.mkdir()
+        self._unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._unix_socket.bind(str(self.socket_folder / "socket"))
+        os.chmod(self.socket_folder / "socket", 0o666)  # a box runs as another user; the folder above is this user's alone
         config = uvicorn.Config(
             self._build_app(),
             http=make_protocol_class(HEAD_TIMEOUT_S),
@@ -73,7 +85,7 @@ class Gateway:
     def _run(self) -> None:
         async def serve() -> None:
             asyncio.get_running_loop().call_soon(self._started.set)
-            await self._server.serve(sockets=[self._socket])
+            await self._server.serve(sockets=[self._socket, self._unix_socket])
 
         asyncio.run(serve())
 
@@ -93,6 +105,8 @@ class Gateway:
         self._server.should_exit = True
         self._thread.join(10)
         self._socket.close()
+        self._unix_socket.close()
+        force_remove_folder(self._folder)
 
     def __enter__(self) -> Gateway:
         return self

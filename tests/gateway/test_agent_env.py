@@ -191,7 +191,6 @@ def test_what_cannot_be_started_is_said_at_once() -> None:
         ({"command": ["true"], "function": print}, "exactly one"),
         ({"command": "true"}, "it must be a list of a program"),
         ({"command": ["no-such-program"], "trusted": True}, "'no-such-program' of the agent was not found"),
-        ({"command": ["true"]}, "set trusted: true"),
         ({"preset": "codexx"}, "did you mean 'codex'"),
         ({"command": ["true"], "trusted": True, "timeout_s": 0}, "timeout_s is 0"),
         ({"command": ["true", "{tsk}"], "trusted": True}, "did you mean {task}"),
