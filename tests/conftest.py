@@ -24,6 +24,8 @@ from rlvr.errors import RlvrError
 from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
 from tests.fixtures import browser
 
+# with more threads, sums of the same rows in batches of other sizes differ in the last digits, and tests compare them
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # the width of the terminal in which the tests run is not that of what they read
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell ignores Ctrl-C in its background jobs, and all that they start inherits it; runs under test must hear it
