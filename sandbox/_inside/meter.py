@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
-from rlvr.sandbox._inside import unix_sockets
+from rlvr.sandbox._inside.sockets import SocketMeter
 
 CGROUP_ROOT = "/sys/fs/cgroup"
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -73,7 +73,7 @@ def read_cpu_wait_s(pid: int) -> float:
 class CgroupMeter:
     """Meter that reads the container's control group, version 1 or 2; the files stay open, so a reading costs microseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, sockets: SocketMeter | None = None) -> None:
         two = os.path.exists(f"{CGROUP_ROOT}/cgroup.controllers")
         self.name = "cgroup v2" if two else "cgroup v1"
         self._memory = _open_cgroup_file("memory.current" if two else "memory/memory.usage_in_bytes")
@@ -83,6 +83,7 @@ class CgroupMeter:
         self._parse_cpu_s: Callable[[bytes], float] = (
             (lambda raw: _parse_field(raw, b"usage_usec") / 1e6) if two else (lambda raw: int(raw) / 1e9)
         )
+        self._sockets = None if two else sockets  # version 1 counts what waits in sockets of TCP apart, and nobody limits it
         self._baseline_bytes = 0
         if self._oom_kills < 0 or self._cpu < 0:
             raise OSError("the control group cannot be read")
@@ -101,6 +102,7 @@ class CgroupMeter:
 
     def exceeds_memory(self, max_bytes: int) -> bool:
         """Return whether more than `max_bytes` are in use: a cheap check first, an exact one if the limit looks exceeded."""
+        max_bytes -= self._sockets.get_bytes() if self._sockets else 0
         return self.get_memory_bytes() > max_bytes and self.get_unreclaimable_bytes() - self._baseline_bytes > max_bytes
 
     def has_exceeded_memory(self, peak_bytes: int, max_bytes: int) -> bool:
@@ -126,9 +128,7 @@ class ProcessTableMeter:
 
     name = "process table"
 
-    def __init__(
-        self, root: int, spared_pids: set[int], sockets: unix_sockets.UnixSocketMeter | None = None, namespace_helper_pid: int = 0
-    ) -> None:
+    def __init__(self, root: int, spared_pids: set[int], sockets: SocketMeter | None = None, namespace_helper_pid: int = 0) -> None:
         self._root, self._spared_pids, self._exited_cpu_s, self._cpu_s_by_pid = root, spared_pids, 0.0, dict[int, float]()
         self._shared, self._sockets, self._namespace_helper_pid = SharedMemoryMeter(), sockets, namespace_helper_pid
 
@@ -263,7 +263,7 @@ def make_meter(
     spared_pids: set[int],
     use_cgroup: bool,
     memory_bytes: int = 0,
-    sockets: unix_sockets.UnixSocketMeter | None = None,
+    sockets: SocketMeter | None = None,
     namespace_helper_pid: int = 0,
 ) -> CgroupMeter | ProcessTableMeter:
     """Return the best available meter; `memory_bytes` is the limit that the engine was given for this container, `sockets` the meter of
@@ -271,7 +271,7 @@ def make_meter(
     """
     if use_cgroup:
         with contextlib.suppress(OSError, ValueError):
-            return CgroupMeter()
+            return CgroupMeter(sockets)
         if has_own_kernel(memory_bytes):
             return OwnKernelMeter(root, spared_pids)
     return ProcessTableMeter(root, spared_pids, sockets, namespace_helper_pid)

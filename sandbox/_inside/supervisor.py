@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.sandbox._inside import capabilities as rights
-from rlvr.sandbox._inside import frames, meter, namespaces, probe, seccomp, streams, toolchains, unix_sockets, zygote
+from rlvr.sandbox._inside import frames, meter, namespaces, probe, seccomp, sockets, streams, toolchains, zygote
 from rlvr.sandbox._inside import pid_namespace as nest
 from rlvr.sandbox._inside import process_killer as ends
 from rlvr.sandbox._inside import workdirs as places
@@ -65,7 +65,7 @@ class Supervisor:
             spared_pids,
             settings["cgroup"],
             settings.get("memory_bytes", 0),
-            settings["unix_sockets"],
+            settings["sockets"],
             namespace_helper.pid if namespace_helper else 0,
         )
         self.killer = ends.ProcessKiller(
@@ -410,8 +410,9 @@ def main(settings: dict[str, Any]) -> None:
     measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE | rights.CAP_CHECKPOINT_RESTORE
     rights.keep_only_capabilities(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
     # before the filter, which allows no such socket; without a network namespace of its own it would list those of the machine
-    is_listed = not settings["cgroup"] and namespaces.KINDS["net"] in spaces
-    settings["unix_sockets"] = unix_sockets.open_meter() if is_listed else None
+    has_own_network = settings["cgroup"] or namespaces.KINDS["net"] in spaces
+    has_unix, has_tcp = not settings["cgroup"], bool(settings.get("loopback"))
+    settings["sockets"] = sockets.open_meter(has_unix=has_unix, has_tcp=has_tcp) if has_own_network and (has_unix or has_tcp) else None
     filtered = seccomp.install_filter(seccomp.FOR_SUPERVISOR)
     supervisor = Supervisor(settings, {child, namespace_helper.pid} if namespace_helper else {child}, door, namespace_helper)
     languages = ["python", *(name for name, toolchain in toolchains.TOOLCHAINS.items() if toolchain.is_installed())]

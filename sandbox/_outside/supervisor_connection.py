@@ -25,7 +25,7 @@ SUPERVISOR_FOLDER = Path(__file__).parents[1] / "_inside"
 SUPERVISOR_FILES = (
     *(
         "frames",
-        "unix_sockets",
+        "sockets",
         "meter",
         "namespaces",
         "capabilities",

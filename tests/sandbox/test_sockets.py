@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlvr.contracts import ExitStatus, Limits, Program, Sandbox, SandboxSpec
-from rlvr.sandbox._inside import unix_sockets
+from rlvr.sandbox._inside import sockets
 
 FILL = """
 import os, socket, time
@@ -51,6 +51,33 @@ def test_a_session_fills_no_memory_through_sockets(sandbox: Sandbox, fill: str) 
         assert box.run("echo well").stdout == "well\n"
 
 
+FILL_TCP = """
+import os, socket, time
+door = socket.create_server(("127.0.0.1", 0), backlog=64)
+kept = []
+for _ in range(100):
+    writer = socket.create_connection(door.getsockname())
+    kept += [writer, door.accept()[0]]
+    writer.setblocking(False)
+    try:
+        while True:
+            writer.send(b"x" * 60_000)
+    except BlockingIOError:
+        pass
+    if CLOSES:
+        writer.close()
+time.sleep(6)
+"""
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_session_fills_no_memory_through_connections_of_tcp(sandbox: Sandbox, closes: bool) -> None:
+    with sandbox.create_session(SandboxSpec(memory_mb=300, loopback=True)) as box:
+        late = box.run(f"CLOSES = {closes}\n{FILL_TCP}", language="python", timeout=20)
+        assert late.status is ExitStatus.MEMORY_LIMIT, late
+        assert box.run("echo well").stdout == "well\n"
+
+
 @pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_DGRAM"])
 def test_a_program_may_have_many_sockets_that_are_empty(sandbox: Sandbox, kind: str) -> None:
     source = f"import socket, time\nkept = [socket.socketpair(socket.AF_UNIX, socket.{kind}) for _ in range(110)]\ntime.sleep(0.3)\nprint(len(kept))"
@@ -73,7 +100,7 @@ def full() -> Iterator[list[socket.socket]]:
 
 
 def test_the_bytes_are_counted(full: list[socket.socket]) -> None:
-    meter = unix_sockets.open_meter()
+    meter = sockets.open_meter()
     if meter is None:
         pytest.skip("this kernel lists no sockets")
     with contextlib.closing(meter):
