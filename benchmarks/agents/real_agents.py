@@ -10,7 +10,6 @@ A line for each agent; agents that are not installed are named. Exit code 1 if a
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import rlvr
+from rlvr.conformance.agentkit import make_scripted_policy, make_tiny_model
 from rlvr.episode import Episode
 from rlvr.gateway.presets import AGENT_PRESETS
 from rlvr.models.batch import TokenRows
@@ -31,49 +31,8 @@ from rlvr.training.update.policy import Policy
 from rlvr.training.update.step_data import StepData
 
 FRAMEWORKS = Path(__file__).parent / "frameworks"
-SHELLS = ("bash", "Bash", "shell", "shell_command", "exec_command", "run_shell_command")
-FINISH = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""The command by which mini-swe-agent ends."""
 MAX_DIFFERENCE = 1e-4
 LIMITS = {"max_length": 65_536, "max_new_tokens": 65_536}
-
-
-def make_scripted_policy(fixes: dict[str, tuple[str, str]], agent: str) -> Any:
-    """A policy that writes the right file with the agent's shell, and then says that it is ready."""
-
-    def answer(messages: Any, tools: Any) -> Any:
-        whole = "\n".join(str(message.get("content") or "") for message in messages)
-        found = next((fix for name, fix in fixes.items() if name in whole), None)
-        if found is None or not tools:
-            return "a title"
-        path, text = found
-        command = f"echo {base64.b64encode(text.encode()).decode()} | base64 -d > {path} && echo written"
-        is_done = any("written" in str(message.get("content") or "") for message in messages if message["role"] == "tool")
-        specs = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-        if is_done and agent != "mini_swe_agent":
-            finish = {"function": {"name": "final_answer", "arguments": {"answer": "ready"}}}
-            return {"content": "", "tool_calls": [finish]} if "final_answer" in specs else "ready"
-        shell = next(name for name in SHELLS if name in specs)
-        known = specs[shell]["properties"]
-        key = "command" if "command" in known else "cmd"
-        command = FINISH if is_done else command
-        arguments: dict[str, Any] = {key: ["bash", "-lc", command] if known[key].get("type") == "array" else command}
-        for name in specs[shell].get("required", ()):
-            arguments.setdefault(name, {"boolean": False, "number": 1, "integer": 1}.get(known[name].get("type"), "run it"))
-        return {"content": "I correct it.", "tool_calls": [{"function": {"name": shell, "arguments": arguments}}]}
-
-    return answer
-
-
-def make_tiny_model(vocab_size: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=LIMITS["max_length"],
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 @torch.no_grad()
@@ -103,12 +62,10 @@ def play(agent: str, settings: dict[str, Any], num_episodes: int, policy: str) -
     tasks = [env.task("train", index) for index in range(num_episodes)]
     model = None
     if policy == "scripted":
-        calls = {task.meta["name"]: env.env.oracle_turns(task)[0].arguments for task in tasks}
-        fixes = {name: (arguments["path"], arguments["text"]) for name, arguments in calls.items()}
-        sampler: Any = {"name": "function", "function": make_scripted_policy(fixes, agent)}
+        sampler: Any = {"name": "function", "function": make_scripted_policy(env.env, tasks)}
         limits = LIMITS
     else:
-        sampler = model = make_tiny_model(rlvr.load_tokenizer("bytes").vocab_size)
+        sampler = model = make_tiny_model(LIMITS["max_length"])
         limits = LIMITS | {"max_new_tokens": 512, "max_turn_tokens": 128}
     began = time.perf_counter()
     with rlvr.Rollout(env, "bytes", sampler, max_open_sessions=2, **limits) as rollout:

@@ -48,6 +48,10 @@ def check_sampler(name: str, **settings: Any) -> list[CheckResult]:
 
 def iter_checks(kind: str, name: str, settings: dict[str, Any]) -> Iterator[CheckResult]:
     """Yield the result of each check as soon as it is done, so that progress can be shown."""
+    if kind == "agent":  # no plugin kind: a program that the environment `agent` starts
+        from rlvr.conformance.agentkit import iter_agent_checks
+
+        return run_checks(iter_agent_checks(name, settings))
     wanted = get_kind(kind).name
     if not isinstance(name, str):
         made = getattr(name, "__name__", type(name).__name__)

@@ -7,7 +7,9 @@ verification runs in another; the sampler and the tokenizer are used only in the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +47,6 @@ class Rollout(Hinted):
     """Samples episodes of one environment with one sampler.
 
     >>> with Rollout("arithmetic", "chars", "scripted") as rollout:
-    ...     rollout.sampler.setup(rollout.mdp.environment, rollout.mdp.tokenizer)
     ...     [group] = rollout.sample(rollout.mdp.environment.task("train", 0), n=8, seed=1)
     >>> len(group), group[0].reward
     (8, 1.0)
@@ -67,7 +68,7 @@ class Rollout(Hinted):
         self,
         environment: TokenMDP | Environment | TokenEnv | str | Mapping[str, Any],
         tokenizer: Tokenizer | str | None = None,
-        sampler: Sampler | str | Path | Mapping[str, Any] | nn.Module = "hf",
+        sampler: Sampler | str | Path | Mapping[str, Any] | nn.Module | Callable[..., Any] = "hf",
         *,
         max_new_tokens: int | None = None,
         max_length: int | None = None,
@@ -85,7 +86,8 @@ class Rollout(Hinted):
             environment: the environment, by name, as a mapping, as an object or as a Gymnasium environment; or a `TokenMDP`, which has its
                 own tokenizer and limits.
             tokenizer: the tokenizer of the policy: an object, a folder, a Hub id, or `chars`.
-            sampler: the sampler of the policy; a model or its folder is sampled by `hf`.
+            sampler: the sampler of the policy; a model or its folder is sampled by `hf`, and a function from the text of a prompt to that of
+                a completion by `function`.
             max_new_tokens: the maximum number of tokens of the policy in one episode; None: the environment's default.
             max_length: the maximum number of tokens of a prompt and all that follows.
             max_turn_tokens: the maximum number of tokens of one turn.
@@ -110,12 +112,12 @@ class Rollout(Hinted):
             tokenizer = str(sampler) if tokenizer is None and not isinstance(environment, TokenMDP) else tokenizer
             sampler = {"name": "hf", "model": str(sampler)}
         mdp = _make_mdp(environment, tokenizer, limits)
-        is_own_sampler = not isinstance(sampler, Sampler)
+        if inspect.isroutine(sampler) or isinstance(sampler, functools.partial):
+            sampler = {"name": "function", "function": sampler}
         sampler = build("sampler", "hf") if model is not None else build_from_config("sampler", sampler)
         if not isinstance(sampler, Sampler):
             raise ConfigError(f"the sampler is a {type(sampler).__name__}; give a name such as hf, a model, or an rlvr.Sampler")
-        if is_own_sampler:
-            sampler.setup(mdp.environment, mdp.tokenizer)
+        sampler.setup(mdp.environment, mdp.tokenizer)
         if model is not None:
             sampler.update_from_model(model, 0)
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions

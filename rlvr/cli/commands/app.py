@@ -128,7 +128,7 @@ def check(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="env, verifier, sandbox, sampler, tool or algorithm; not needed where one kind alone has the name."
+            metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm or agent; not needed where one kind alone has the name."
         ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")] = "",
