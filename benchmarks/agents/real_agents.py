@@ -32,7 +32,7 @@ from rlvr.training.update.step_data import StepData
 
 FRAMEWORKS = Path(__file__).parent / "frameworks"
 MAX_DIFFERENCE = 1e-4
-LIMITS = {"max_length": 65_536, "max_new_tokens": 65_536}
+LIMITS: dict[str, Any] = {"max_length": 65_536, "max_new_tokens": 65_536}
 
 
 @torch.no_grad()

@@ -233,7 +233,7 @@ def make_scripted_policy(env: Environment, tasks: Sequence[Any]) -> Callable[...
         if found is None or shell is None:
             return "a title"
         path, text = found
-        is_written = any(WRITTEN in str(message.get("content") or "") for message in messages if message["role"] == "tool")
+        is_written = any(WRITTEN in str(message.get("content") or "") for message in messages if message["role"] != "assistant")
         if is_written and FINISH_TOOL in specs:
             return {"content": "", "tool_calls": [{"function": {"name": FINISH_TOOL, "arguments": {"answer": "ready"}}}]}
         if is_written and "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" not in whole:
