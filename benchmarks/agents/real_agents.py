@@ -58,7 +58,7 @@ def count_tokens(episodes: list[Episode]) -> dict[str, int]:
 
 
 def play(agent: str, settings: dict[str, Any], num_episodes: int, policy: str) -> dict[str, Any]:
-    env = rlvr.make_env("agent", env="bugfix", timeout_s=240, idle_timeout_s=120, max_turns=8, **settings)
+    env: Any = rlvr.make_env("agent", env="bugfix", timeout_s=240, idle_timeout_s=120, max_turns=8, **settings)
     tasks = [env.task("train", index) for index in range(num_episodes)]
     model = None
     if policy == "scripted":
