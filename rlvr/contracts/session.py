@@ -29,7 +29,8 @@ class StepResult:
     reward: float = 0.0
     """What the turn earned, as in Gymnasium: the verifier `session_reward` adds it up. Another verifier may ignore it."""
     request: ChatRequest | None = None
-    """The next call of an agent, which brings its whole conversation; None for a session that replies with messages."""
+    """A conversation that replaces all that was said, as an agent's next call brings it; the messages are then for the record alone. None: the
+    messages are the reply."""
 
     def __post_init__(self) -> None:
         if isinstance(self.messages, str):
@@ -77,6 +78,9 @@ class Session(ABC):
     """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
     unseen_turns: Sequence[int] = ()
     """The turns that nobody received, because the client of an agent was gone. They are not trained on. Read at the end."""
+    context_window: int | None = None
+    """How many tokens a conversation may have. A session that sets it to 0 is told before its first turn, and each turn has its `usage`; None:
+    the session does not ask."""
     warning: str = ""
     """A problem of this conversation that does not change the verdict, for the record; read at the end. Empty: none."""
 

@@ -98,8 +98,8 @@ async def _await_without_stopping_the_loop(work: Coroutine[Any, Any, T]) -> T:
 class LazySession:
     """The handle of one conversation's session. Creates it on first use, and closes it exactly once."""
 
-    def __init__(self, environment: Environment, task: Task, *, seed: int, session: Session | None = None) -> None:
-        self.environment, self.task, self.seed = environment, task, seed
+    def __init__(self, environment: Environment, task: Task, *, seed: int, session: Session | None = None, context_window: int = 0) -> None:
+        self.environment, self.task, self.seed, self.context_window = environment, task, seed, context_window
         self.warnings = ""
         """Problems that do not change the verdict, for the record."""
         self.current_method = f"{type(environment).__name__}.new_session"
@@ -215,6 +215,8 @@ class LazySession:
 
     def _initialize(self, session: Session) -> None:
         """Query the tools and the initial messages of the session."""
+        if session.context_window is not None:
+            session.context_window = self.context_window
         self.current_method = f"{type(session).__name__}.start_tools"
         self.tools = tuple(session.start_tools())
         if wrong := [spec for spec in self.tools if not isinstance(spec, ToolSpec)]:

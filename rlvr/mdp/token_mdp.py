@@ -130,9 +130,8 @@ class TokenMDP:
     def create_state_without_prompt(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
         """Create a conversation without opening its session and without a prompt."""
         asked = self.is_interactive or session is not None
-        return ConversationState(
-            task, [], [], session_handle=LazySession(self.environment, task, seed=seed, session=session) if asked else None
-        )
+        handle = LazySession(self.environment, task, seed=seed, session=session, context_window=self.max_length) if asked else None
+        return ConversationState(task, [], [], session_handle=handle)
 
     def render_prompt(self, state: ConversationState) -> None:
         """Render the prompt, with the tools and initial messages of the session. Uses the tokenizer, so it runs in its thread."""
@@ -297,7 +296,7 @@ class TokenMDP:
         if (request := state.step_results[-1].request) is not None:
             self._append_request(state, request)
             return
-        room = self.max_length - len(state.tokens)
+        room = self.max_length - len(state.context)
         closing = [] if state.tokens[-1] in self._stop_ids else self.tool_format.turn_end_tokens
         ids = [*closing, *self._render_reply(state.step_results[-1].messages, room - len(closing))]
         if room <= len(ids):  # replies use the context window, not the policy's token limit
@@ -386,11 +385,15 @@ class TokenMDP:
 
     @staticmethod
     def _add_turn_to_history(state: ConversationState, turn: Turn, number: int) -> Turn:
-        """Note what an agent is answered, so that a later call can continue it; return the turn with its numbers of tokens."""
-        if state.request is None:
+        """Note what an agent is answered, so that a later call can continue it; return the turn with its numbers of tokens, if these are
+        asked for.
+        """
+        session = state.session_handle.session if state.session_handle else None
+        if state.request is None and (session is None or session.context_window is None):
             return turn
         turn = replace(turn, usage=(state.context_turn_start, len(state.tokens) - state.turn_start))
-        state.history.add_turn(state.request, turn, len(state.tokens), number)
+        if state.request is not None:
+            state.history.add_turn(state.request, turn, len(state.tokens), number)
         return turn
 
     def _find_exhausted_limit(self, state: ConversationState) -> str:

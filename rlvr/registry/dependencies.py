@@ -50,6 +50,22 @@ def build_with_tools_settings(
     return {**own, "env": {"name": name, **{key: value for key, value in settings.items() if key not in own}}}
 
 
+def build_with_context_settings(
+    name: str | Callable[..., Any], known_settings: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the settings of the environment `with_context` around this one, if it is given `context`; else None.
+
+    >>> build_with_context_settings("shell", {"kinds": None}, {"kinds": ["once"], "context": {"policy": "summarise"}})
+    {'policy': 'summarise', 'env': {'name': 'shell', 'kinds': ['once']}}
+    """
+    if "context" not in settings or "context" in known_settings:
+        return None
+    context = settings["context"]
+    if not isinstance(context, Mapping) or "env" in context:
+        raise ConfigError(f"context is {context!r:.80}; it must be a mapping, such as {{policy: summarise, at: 0.8}}")
+    return {**context, "env": {"name": name, **{key: value for key, value in settings.items() if key != "context"}}}
+
+
 def wrap_verifier_with_audit(name: str, known_settings: Mapping[str, Any], needs: Mapping[str, Any], settings: dict[str, Any]) -> None:
     """Replace an environment's setting `audit_verifier: {verifier: NAME, fraction: 0.05}`, in place, by the verifier `with_audit`
     around its own verifier.

@@ -36,7 +36,7 @@ from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginLoadError, Rl
 from rlvr.hints import explain_plugin_setting, translate_plugin_name
 from rlvr.plugin_files import find_plugin_file, resolve_plugin_files
 from rlvr.registry import third_party as foreign
-from rlvr.registry.dependencies import build_dependencies, build_with_tools_settings, wrap_verifier_with_audit
+from rlvr.registry.dependencies import build_dependencies, build_with_context_settings, build_with_tools_settings, wrap_verifier_with_audit
 from rlvr.synonyms import VERIFIERS
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -327,6 +327,8 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
         _check_class(factory, k, name)
     given = dict(kwargs)
     fields = get_parameters(factory)
+    if k.name == "env" and (around := build_with_context_settings(plugin, fields, given)):
+        return build("env", "with_context", **around)
     if k.name == "env" and (around := build_with_tools_settings(plugin, fields, given)):
         return build("env", "with_tools", **around)
     if k.name == "env":

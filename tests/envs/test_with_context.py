@@ -1,0 +1,136 @@
+"""A context that is managed: what does not fit the window is dropped or summarised, in a branch, and nothing changes while it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.contracts import Session, StepResult
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.task import Task
+from rlvr.turns import Turn
+
+PAGES = 6
+FILLER = "nothing of interest stands on this page. " * 4
+
+
+class Pages(rlvr.Environment):
+    """Pages are read one after the other, each with a letter; the answer is the letters of all of them."""
+
+    needs = {"verifier": "exact"}
+    max_turns, max_prompt_tokens, max_new_tokens = 12, 200, 400
+
+    def __init__(self, *, verifier: Any) -> None:
+        self.verifier = verifier
+
+    def task(self, split: str, index: int) -> Task:
+        letters = "".join("abcd"[(index + 3 * page) % 4] for page in range(PAGES))
+        return Task("Say next until there are no pages, then say the letters.", reference=letters, id=f"pages/{split}/{index}")
+
+    def new_session(self, task: Task, *, seed: int) -> Session:
+        return PageSession(task)
+
+
+class PageSession(Session):
+    def __init__(self, task: Task) -> None:
+        self.letters, self.page = str(task.reference), 0
+
+    def step(self, turn: Turn) -> StepResult | None:
+        if turn.text != "next":
+            return None
+        self.page += 1
+        text = f"{FILLER}page {self.page}: letter {self.letters[self.page - 1]}" if self.page <= PAGES else "the end"
+        return StepResult(({"role": "user", "content": text},))
+
+
+def find_letters(messages: Sequence[Any]) -> str:
+    """The letters that a policy can know: of its notes, and of the pages after them."""
+    notes = next((str(m["content"]).rpartition("so far:\n")[2] for m in messages if "so far:" in str(m["content"])), "")
+    pages = [
+        str(m["content"]) for m in messages if "letter " in str(m["content"]) and m["role"] == "user" and "Say next" not in m["content"]
+    ]
+    return notes + "".join(page.rpartition("letter ")[2] for page in pages)
+
+
+def read_pages(messages: Any, tools: Any) -> str:
+    last = str(messages[-1]["content"])
+    if "Write down now" in last or last == "the end":
+        return find_letters(messages)
+    return "next"
+
+
+def play(context: dict[str, Any] | None, max_length: int = 900, num_tasks: int = 2) -> list[Episode]:
+    settings = {} if context is None else {"context": context}
+    env = rlvr.make_env(Pages, **settings)
+    tasks = [env.task("train", index) for index in range(num_tasks)]
+    with rlvr.Rollout(env, "bytes", read_pages, max_length=max_length, max_new_tokens=400) as rollout:
+        episodes = [episode for [episode] in rollout.sample(tasks, seed=1)]
+    env.close()
+    return episodes
+
+
+def test_only_notes_carry_a_conversation_through_a_window_that_it_does_not_fit() -> None:
+    for context, reward in (
+        (None, 0.0),
+        ({"policy": "none"}, 0.0),
+        ({"policy": "drop_old_results", "at": 0.6}, 0.0),
+        ({"policy": "summarise", "at": 0.6}, 1.0),
+    ):
+        for episode in play(context):
+            assert episode.is_scored and episode.reward == reward, (context, episode.text, episode.error)
+            assert all(sum(end - start for start, end in branch) <= 900 for branch in episode.branches)
+
+
+def test_a_conversation_that_fits_is_not_changed() -> None:
+    [plain, _], [managed, _] = play(None, 5000), play({"policy": "summarise"}, 5000)
+    assert (plain.tokens, plain.action_mask, plain.logprobs, plain.reward) == (
+        managed.tokens,
+        managed.action_mask,
+        managed.logprobs,
+        1.0,
+    )
+    assert len(managed.branches) == 1 and not managed.segments
+
+
+def test_notes_are_a_turn_of_the_branch_that_was_full_and_the_next_branch_begins_with_the_task_and_them() -> None:
+    [episode, _] = play({"policy": "summarise", "at": 0.6})
+    tokenizer = load_tokenizer("bytes")
+    turns = [tokenizer.decode(episode.tokens[start:end]) for start, end in episode.turn_spans]
+    first, second, *_ = (tokenizer.decode([token for s, e in branch for token in episode.tokens[s:e]]) for branch in episode.branches)
+    assert "Write down now" in first and "Your notes from the work so far:" in second and "page 1:" not in second
+    notes = [turn for turn in turns if turn != "next"][0]
+    assert second.partition("so far:\n")[2].startswith(notes) and notes and episode.text.startswith(notes)
+    assert episode.num_policy_tokens == sum(end - start for start, end in episode.turn_spans) and "tokens/masked" not in episode.meta
+
+
+def test_notes_are_masked_if_they_are_not_to_be_trained() -> None:
+    [trained, _], [masked, _] = (play({"policy": "summarise", "at": 0.6, "train_summaries": on}) for on in (True, False))
+    assert trained.reward == masked.reward == 1.0 and trained.tokens == masked.tokens
+    assert not trained.unseen_turn_spans
+    notes = [load_tokenizer("bytes").decode(masked.tokens[start:end]) for start, end in masked.unseen_turn_spans]
+    assert notes == ["adc", "adcbad"]
+
+
+def test_dropped_results_leave_a_mark_and_the_last_ones() -> None:
+    [episode, _] = play({"policy": "drop_old_results", "at": 0.6, "keep_results": 1})
+    last = load_tokenizer("bytes").decode([token for s, e in episode.branches[-1] for token in episode.tokens[s:e]])
+    assert last.count("[dropped]") >= 2 and "letter" in last and len(episode.branches) > 1
+
+
+def test_what_cannot_be_shortened_is_refused() -> None:
+    for env, context, words in (
+        ("arithmetic", {}, "has one turn, and nothing to shorten"),
+        ("shell", {"at": 0}, "at is 0; it must be a share"),
+        ("shell", {"keep_results": -1}, "keep_results is -1"),
+        ("shell", {"policy": "forget"}, "policy is 'forget'"),
+        ("shell", "summarise", "context is 'summarise'; it must be a mapping"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            rlvr.make_env(env, context=context)
+    with pytest.raises(ConfigError, match="an agent manages its own context"):
+        rlvr.make_env("agent", env="arithmetic", function=lambda client, task: None, context={})
