@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--sdists", type=Path, default=Path(tempfile.gettempdir()) / "rlvr-sdists")
     parser.add_argument("--max-tasks", type=int, default=80)
+    parser.add_argument("--tasks-per-function", type=int, default=4)
     parser.add_argument("--max-build-s", type=float, default=900.0)
     parser.add_argument("--checked", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
@@ -77,7 +78,13 @@ def measure_package(package: str, given: argparse.Namespace) -> dict[str, Any]:
     folder = unpack_sdist(package, given.sdists)
     if folder is None:
         return row | {"refused": "it has no sdist that can be downloaded"}
-    settings = {"max_tasks": given.max_tasks, "max_build_s": given.max_build_s, "workers": given.workers, "cache": given.cache}
+    settings = {
+        "max_tasks": given.max_tasks,
+        "max_build_s": given.max_build_s,
+        "tasks_per_function": given.tasks_per_function,
+        "workers": given.workers,
+        "cache": given.cache,
+    }
     began = time.monotonic()
     try:
         with rlvr.make_env("repository", path=str(folder), **settings) as env:

@@ -24,7 +24,7 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 MENU = {
     "Tutorials": ["quickstart", "data", "environment", "agents", "evaluate"],
     "How-to": [
-        "train", "run_health", "experiments", "verifier", "audits", "sessions", "real_agents", "algorithms", "sampling", "scale", "library",
+        "train", "run_health", "experiments", "verifier", "audits", "sessions", "real_agents", "repository", "algorithms", "sampling", "scale", "library",
         "endpoints", "view", "serve", "their_environments", "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],
     "Reference": [

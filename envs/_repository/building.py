@@ -32,6 +32,8 @@ MAX_TESTS_SECONDS = 4.0
 """The most seconds that the tests of a task took when all tests were run, unless one alone takes longer."""
 MAX_TEST_SECONDS = 20.0
 MAX_COMMIT_FUNCTIONS = 4
+TRIED_PER_TASK = 1.25
+"""How many bugs of a function are tried for each task that it may give: most are noticed by tests, and each run costs time."""
 HELD_OUT_SHARE = 0.2
 ATTACK_BODIES = {
     "an empty function": "return None",
@@ -407,7 +409,7 @@ class _FunctionBuild:
 
     def build(self) -> _FunctionResult:
         mutants = build_mutants(self.original, self.function, f"repository/{self.settings.seed}")
-        mutants = mutants[: 2 * self.settings.tasks_per_function]
+        mutants = mutants[: math.ceil(TRIED_PER_TASK * self.settings.tasks_per_function)]
         if not self.tests:
             self._drop("", "a function whose tests take too long")
         elif not mutants:

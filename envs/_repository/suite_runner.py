@@ -26,6 +26,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import Any
 
 MAX_REPORT_BYTES = 24_000_000
@@ -50,6 +52,7 @@ def main(request_path: str) -> None:
         importlib.import_module("unittest")
     for path, text in request["extra_files"].items():
         _write(path, text.encode())
+    _compile_ahead(request)
     files = dict(_read_tree())
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     for variant in request["variants"]:
@@ -59,6 +62,33 @@ def main(request_path: str) -> None:
         _restore(files)
         out.write(json.dumps(report) + "\n")
         out.flush()
+
+
+def _compile_ahead(request: dict[str, Any]) -> None:
+    """Compile the files that no variant changes once, and not in the process of each variant; none of them is run here."""
+    tests = {os.path.abspath(path) for variant in request["variants"] for path in variant["test_files"]}
+    codes: dict[tuple[str, bytes], Any] = {}
+    for path in map(os.path.abspath, request["compiled"]):
+        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError), open(path, "rb") as file:
+            data = file.read()
+            codes[path, data] = compile(data, path, "exec", dont_inherit=True)
+    compile_source = SourceFileLoader.source_to_code
+
+    def get_code(loader: Any, data: Any, path: Any, **settings: Any) -> Any:
+        return codes.get((str(path), bytes(data)) if isinstance(data, bytes) else ("", b"")) or compile_source(
+            loader, data, path, **settings
+        )
+
+    SourceFileLoader.source_to_code = get_code  # type: ignore[assignment]
+    rewriter = sys.modules.get("_pytest.assertion.rewrite")
+    rewrite = getattr(rewriter, "_rewrite_test", None)
+    if rewriter is None or rewrite is None:
+        return
+    rewritten: dict[str, Any] = {}
+    for path in sorted(tests):
+        with contextlib.suppress(Exception):  # the child finds the same error, and reports it
+            rewritten[path] = rewrite(Path(path), None)
+    rewriter._rewrite_test = lambda path, config: rewritten.get(str(path)) or rewrite(path, config)  # type: ignore[attr-defined]
 
 
 # ---- the files

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from rlvr.conformance.conversationkit import play_conversation
-from rlvr.contracts import Environment, Sandbox, Transcript
+from rlvr.contracts import Environment, Transcript
 from rlvr.envs._repository.building import ATTACK_BODIES
 from rlvr.envs._repository.mutations import find_function_node
 from rlvr.python_source import parse_python_threadsafe
 from rlvr.registry.plugins import build
 from rlvr.turns import Call
-from tests.envs.test_repository import write_project
+from tests.envs.test_repository import PROCESS, write_project
 
 EXITS = "import os, sys\nos._exit(0)\nsys.exit(0)\n"
 EQUAL = "class Equal:\n    __eq__ = lambda *a: True\n    __hash__ = lambda s: 0\n"
@@ -112,10 +112,10 @@ IN_THE_BOX = {
 
 
 @pytest.fixture(scope="module")
-def environment(process_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """The tasks of a small project."""
     folder = tmp_path_factory.mktemp("attacked")
-    with build("env", "repository", path=str(write_project(folder)), sandbox=process_sandbox, cache=str(folder / "cache")) as made:
+    with build("env", "repository", path=str(write_project(folder)), sandbox=PROCESS, cache=str(folder / "cache")) as made:
         yield made
 
 
@@ -131,10 +131,8 @@ def test_no_file_is_paid(environment: Environment) -> None:
 
 
 @pytest.mark.docker
-def test_nothing_in_the_box_is_paid(docker_sandbox: Sandbox, tmp_path: Path) -> None:
-    with build(
-        "env", "repository", path=str(write_project(tmp_path)), sandbox=docker_sandbox, cache=str(tmp_path / "cache")
-    ) as environment:
+def test_nothing_in_the_box_is_paid(tmp_path: Path) -> None:
+    with build("env", "repository", path=str(write_project(tmp_path)), sandbox="docker", cache=str(tmp_path / "cache")) as environment:
         task = environment.task("train", 0)
 
         def attack(command: str) -> float | None:

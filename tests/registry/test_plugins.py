@@ -14,6 +14,7 @@ from rlvr.conformance import check_plugin, list_failures
 from rlvr.gateway.agents import AgentClient
 from rlvr.registry.plugins import list_entries, load_factory
 from rlvr.task import Task
+from tests.envs.test_repository import write_project
 from tests.fixtures.theirs.folders import written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +106,7 @@ def rows(folder: Path) -> Path:
 
 
 PLAYED: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "repository": lambda folder: {"path": str(write_project(folder)), "cache": str(folder / "cache")},
     "harbor": lambda folder: {"path": str(written(folder, "hello", "removed"))},
     "openenv": lambda _: {"server": [sys.executable, str(THEIRS / "openenv_server.py"), "{port}"], "success_threshold": 1.0},
     "skyrl_gym": lambda folder: {"rows": str(rows(folder))},
