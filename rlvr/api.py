@@ -279,12 +279,19 @@ def make_sampler(sampler: str | Path | Mapping[str, Any] | type | Sampler, /, *,
     """Build a sampler.
 
     Args:
-        sampler: a name (`rlvr.list("sampler")`), a mapping, a class, a sampler, or the folder of a model, for `hf`.
+        sampler: a name (`rlvr.list("sampler")`), a mapping, a class, a sampler, or a model or its folder, for `hf`.
         model: the model to sample from: a folder or a Hub id, or a loaded model.
         settings: the settings of the sampler, such as `batch_size=64`.
     """
-    if isinstance(sampler, str | Path) and is_model_folder(sampler):
+    if hasattr(sampler, "forward") or isinstance(sampler, LoadedModel):
+        sampler, model = "hf", sampler
+    elif isinstance(sampler, str | Path) and is_model_folder(sampler):
         sampler, model = "hf", str(sampler) if model is None else model
+    if sampler == "hf" and "tokenizer" in settings:
+        raise ConfigError(
+            "a sampler has no tokenizer; it works on token ids. For texts write rlvr.generate(model, prompts, tokenizer='chars'), for episodes "
+            "rlvr.Rollout(env, tokenizer, model).sample(tasks, n=8)"
+        )
     if isinstance(model, LoadedModel):
         model = model.model
     if model is None or isinstance(model, str | Path):

@@ -85,6 +85,15 @@ NAMES: Mapping[str, str] = {
     **dict.fromkeys(("evals_df", "list_eval_logs", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"),
     **dict.fromkeys(("from_pretrained", "get_model_and_tokenizer"), "rlvr.load_model(folder), a model and its tokenizer"),
     "compare": "report.compare(other), or `rlvr compare DIR DIR`",
+    **dict.fromkeys(
+        ("load_tasks", "load_jsonl", "read_jsonl", "load_data", "read_tasks"),
+        "a file of questions and answers is an environment: rlvr.make_env(path, verifier='symbolic')",
+    ),
+    **dict.fromkeys(
+        ("load_config", "load_recipe", "get_config", "get_recipe", "load_yaml", "read_config", "read_recipe"),
+        "a recipe is a name or a file, which rlvr.train('quickstart', steps=2) takes; rlvr.load_run(folder).config are the settings of a run, and "
+        "`rlvr show recipe quickstart` prints those of a recipe",
+    ),
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "load_dataset": "the tasks of an environment are rlvr.make_env('arithmetic').to_dataset(100); data of yours is given as it is, as a file, "
     "a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
@@ -122,6 +131,10 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?:GRPO|PPO|RLOO|DPO|SFT)Trainer",
         "rlvr.train(model=..., data=rows, verifier=function, steps=10), or the same keywords in rlvr.Trainer(...).fit(); "
         "TRL's words reward_funcs=, train_dataset=, output_dir=, max_steps= and those of GRPOConfig are keywords there",
+    ),
+    (
+        r"(?P<algorithm>GRPO|PPO|RLOO|DAPO|DPO)(?:Learner|Updater)",
+        "rlvr.Learner(model, '{algorithm}', learning_rate=1e-6).update(groups), where groups are those of rlvr.Rollout(...).sample(tasks, n=8)",
     ),
     (r"(?P<algorithm>GRPO|PPO|RLOO|DAPO|DPO|KTO)(?:Algorithm)?", "rlvr.train(model=..., env=..., algorithm='{algorithm}', steps=10)"),
     (

@@ -1432,3 +1432,40 @@ def test_a_wrong_value_is_told_with_what_is_allowed() -> None:
     assert api.make_algorithm("grpo", ent_coef=0.1).settings.entropy_coef == 0.1
     both = api.make_verifier([lambda completion: 1.0, lambda completion: 0.25], reward_weights=[1, 2])
     assert both.verify(rlvr.Task("?", reference="4"), "4").score == 0.5
+
+
+@pytest.mark.parametrize("num_ids", [64, 256])
+def test_a_model_with_other_ids_than_its_tokenizer_is_refused_before_it_samples(num_ids: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=num_ids, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    )
+    for call in (
+        lambda: api.Rollout("arithmetic", "chars", model),
+        lambda: api.generate(model, ["1+1="], tokenizer="chars", max_new_tokens=4),
+        lambda: api.evaluate("arithmetic", policy=model, tokenizer="chars", tasks=2),
+        lambda: api.Trainer(model=model, env="arithmetic", tokenizer="chars", steps=1),
+    ):
+        assert f"{num_ids}" in (said := read_message(call)) and "tokenizer" in said and "100" in said
+
+
+def test_a_sampler_is_made_of_a_model_and_a_rollout_of_a_function() -> None:
+    model = tiny_model(load_tokenizer("chars"))
+    assert type(api.make_sampler(model)).__name__ == "HFSampler"
+    assert "rlvr.generate(model, prompts, tokenizer=" in read_message(lambda: api.make_sampler(model, tokenizer="chars"))
+    with api.Rollout("arithmetic", "chars", lambda prompt: "11") as rollout:
+        assert rollout.sample(rollout.mdp.environment.task("train", 0))[0][0].reward == 1.0
+    with api.Rollout("arithmetic", "chars", api.make_sampler("function", function=lambda prompt: "11")) as rollout:
+        assert rollout.sample(rollout.mdp.environment.task("train", 0))[0][0].reward == 1.0
+
+
+def test_words_of_other_libraries_name_the_call_here() -> None:
+    for name, words in (
+        ("GRPOLearner", "rlvr.Learner(model, 'grpo'"),
+        ("load_tasks", "rlvr.make_env(path"),
+        ("load_recipe", "rlvr.train('quickstart'"),
+    ):
+        assert words in read_message(lambda name=name: getattr(api, name))  # type: ignore[misc]
+    assert "write .verifier.verify(env.task('train', 0), answer)" in read_message(lambda: api.make_env("arithmetic").score)
+    assert "conventions: {worked_out: off} accepts it" in api.verify("symbolic", answer="x + x", reference="2*x").reason

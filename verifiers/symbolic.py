@@ -48,6 +48,7 @@ GOLD_CPU_FACTOR = 4
 """Factor on the CPU budget if the gold itself has to be evaluated."""
 
 NOT_WORKED_OUT = "it is not worked out"
+HOW_TO_ACCEPT = " (conventions: {worked_out: off} accepts it)"
 
 
 class Symbolic(Verifier):
@@ -137,7 +138,7 @@ class Symbolic(Verifier):
     def _iter_worked_out_step(self, task: Task, verdict: Verdict) -> Iterator[tuple[str, str]]:
         """Say whether an answer of the right value was worked out; nothing for a wrong value."""
         if verdict.passed or NOT_WORKED_OUT in verdict.reason:
-            why = verdict.reason.partition(f"{NOT_WORKED_OUT}: ")[2]
+            why = verdict.reason.partition(f"{NOT_WORKED_OUT}: ")[2].removesuffix(HOW_TO_ACCEPT)
             setting = self.conventions.override(task.meta.get("conventions")).worked_out
             yield "worked out", f"{'no: ' + why if why else 'yes'} (convention worked_out={setting})"
 
@@ -299,7 +300,7 @@ class Symbolic(Verifier):
             budget.cpu_s_left *= GOLD_CPU_FACTOR
         judged = compare_trees(gold, answer, CompareContext(conventions, algebra=lambda a, b: self.pool.is_equal(a, b, budget)))
         if judged.is_equal and conventions.worked_out == "strict" and (why := explain_open_step(gold, answer)):
-            return Comparison(False, f"it has the right value, but {NOT_WORKED_OUT}: {why}")
+            return Comparison(False, f"it has the right value, but {NOT_WORKED_OUT}: {why}{HOW_TO_ACCEPT}")
         return judged
 
     def _get_or_compute(self, work: Callable[..., Any], gold: str, extraction: Extraction | None, conventions: MathConventions) -> Any:

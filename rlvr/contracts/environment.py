@@ -90,6 +90,10 @@ class Environment(Plugin, ABC):
             ("dataset", "eval_dataset", "get_eval_dataset", "to_list", "rows", "sample", "take", "head"),
             "write env.to_dataset(8), or env.to_dataset(8, 'test'), or [env.task('train', index) for index in range(8)] for the tasks",
         ),
+        **dict.fromkeys(
+            ("score", "verify", "judge", "grade"),
+            "write .verifier.verify(env.task('train', 0), answer) for one answer, or rlvr.evaluate(env, policy=function) for a policy",
+        ),
         **dict.fromkeys(("reward_func", "reward_funcs"), "write .verifier"),
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
         "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",

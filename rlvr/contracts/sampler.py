@@ -199,7 +199,7 @@ class Sampler(Plugin, ABC):
     """
 
     _hints = {
-        "generate": "write rlvr.generate(sampler, prompts, n=8) for texts, or .sample([rlvr.Request(token_ids, 32)], rlvr.SamplingParams()) for tokens",
+        "generate": "write rlvr.generate(model, prompts, tokenizer='chars', n=8) for texts, or .sample([rlvr.Request(ids, 32)], rlvr.SamplingParams()) for ids",
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
     }
     traits: SamplerTraits = SamplerTraits()

@@ -37,7 +37,7 @@ from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
 from rlvr.evaluation.votes import assign_answer_classes
 from rlvr.mdp.limits import get_num_tasks
-from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.mdp.tokenizers import check_model_vocabulary, get_model_vocab_size, load_tokenizer
 from rlvr.plugin_files import FILE_PLUGIN_PATTERN, find_plugin_file, resolve_plugin_files
 from rlvr.registry.plugins import PluginSpec, build, build_from_config, check_settings, get_parameters, list_entries, load_factory
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
@@ -159,7 +159,8 @@ class PolicyObject:
                 raise ConfigError(f"the policy is a {type(policy).__name__} object and no tokenizer is given; give tokenizer= too")
             sampler = build("sampler", "hf")
             sampler.update_from_model(policy, 0)
-            sampler.tokenizer = load_tokenizer(tokenizer)
+            sampler.tokenizer = loaded = load_tokenizer(tokenizer, model_vocab_size=get_model_vocab_size(policy))
+            check_model_vocabulary(loaded, get_model_vocab_size(policy) or loaded.vocab_size)
             return cls(f"object:{type(policy).__name__}", sampler, policy)
         if callable(policy):
             name = getattr(policy, "__name__", type(policy).__name__)

@@ -58,6 +58,7 @@ class EvalReport(Hinted):
         "rollouts": "write .samples, or .to_pandas()",
         "records": "write .samples, or .to_pandas()",
         "summary": "write .table(), or .to_dict()",
+        **dict.fromkeys(("to_jsonl", "to_csv", "write_jsonl"), "write .to_pandas(), a data frame with to_json and to_csv"),
         "to_json": "write json.dumps(report.to_dict())",
         "status": "what is returned is finished; a sample without a score says why in .reason",
         **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval"),

@@ -174,6 +174,21 @@ def count_tokenizer_ids(tokenizer: Tokenizer) -> int:
     return tokenizer.num_text_ids if isinstance(tokenizer, HFTokenizer) else tokenizer.vocab_size
 
 
+def check_model_vocabulary(tokenizer: Tokenizer, num_model_ids: int) -> None:
+    """Raise ConfigError if a model has not the ids of its tokenizer.
+
+    A pretrained model may have more of them: it never samples those. A new one for characters or bytes does, and they have no text.
+    """
+    count = count_tokenizer_ids(tokenizer)
+    if num_model_ids < count:
+        raise ConfigError(f"the tokenizer has {count} ids, but the model has only {num_model_ids}; use the model's own tokenizer")
+    if num_model_ids > count and isinstance(tokenizer, CharTokenizer | ByteTokenizer):
+        raise ConfigError(
+            f"the model has {num_model_ids} ids, and the tokenizer only {count}, so an answer with one of the others cannot be read; make the "
+            f"model with vocab_size={count}, or give its own tokenizer"
+        )
+
+
 def get_model_vocab_size(model: Any) -> int:
     """Return the number of ids of a loaded model; 0 where its configuration does not say."""
     config = getattr(model, "config", None)

@@ -21,7 +21,7 @@ from rlvr.errors import ConfigError
 from rlvr.hints import Hinted, add_usage_to_errors
 from rlvr.mdp.task_data import describe_text_env, unwrap_environment
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.mdp.tokenizers import check_model_vocabulary, get_model_vocab_size, load_tokenizer
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.registry.plugins import build, build_from_config
 from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
@@ -119,6 +119,7 @@ class Rollout(Hinted):
             raise ConfigError(f"the sampler is a {type(sampler).__name__}; give a name such as hf, a model, or an rlvr.Sampler")
         sampler.setup(mdp.environment, mdp.tokenizer)
         if model is not None:
+            check_model_vocabulary(mdp.tokenizer, get_model_vocab_size(model) or mdp.tokenizer.vocab_size)
             sampler.update_from_model(model, 0)
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
         self.version = 0

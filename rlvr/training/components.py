@@ -21,7 +21,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.evaluation.evaluate import count_available_tasks
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.tokenizers import count_tokenizer_ids, load_tokenizer
+from rlvr.mdp.tokenizers import check_model_vocabulary, count_tokenizer_ids, load_tokenizer
 from rlvr.models import numerics_check
 from rlvr.models.batch import TokenRows
 from rlvr.models.compiled_layers import try_compile_layers
@@ -200,14 +200,13 @@ def build_components(
     model, fill = build_policy_model(config, accelerator, tokenizer, checkpoint_folder, model=inputs.model)
     rows = model.get_input_embeddings().num_embeddings
     text_ids = count_tokenizer_ids(tokenizer)
-    if rows < text_ids:
-        raise ConfigError(f"the tokenizer has {text_ids} ids, but the model has only {rows}; use the model's own tokenizer")
     if inputs.model is None and config.model.config is not None and rows > text_ids:
         # a new model samples the ids that mean nothing as often as the others; a pretrained one never does
         raise ConfigError(
             f"model.config.vocab_size makes {rows} ids, but the tokenizer has only {text_ids}, and an answer with one of the "
             "others cannot be read; leave vocab_size out"
         )
+    check_model_vocabulary(tokenizer, rows)
     numerics_check.check_context_window(mdp, model.config, longest)
     if config.model.lora is not None:
         adapter.check_lora_config(model, config.model.lora)

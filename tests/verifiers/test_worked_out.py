@@ -16,7 +16,7 @@ from rlvr.verifiers.math.compare.scalars import is_numeral
 from rlvr.verifiers.math.compare.worked_out import list_remaining_steps
 from rlvr.verifiers.math.conventions import MathConventions
 from rlvr.verifiers.math.parsing.parser import parse_answer
-from rlvr.verifiers.symbolic import Symbolic
+from rlvr.verifiers.symbolic import HOW_TO_ACCEPT, Symbolic
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -101,7 +101,7 @@ def test_the_reason_says_what_is_left_to_do_and_which_policy_says_so(verifier: S
     task = Task(make_user_prompt("?"), "72", id="t")
     explained = verifier.explain(task, r"\boxed{48+48/2}")
     assert explained.verdict.score == 0.0
-    assert explained.verdict.reason == "it has the right value, but it is not worked out: the sum 48 + (48/2) is left to do"
+    assert explained.verdict.reason == "it has the right value, but it is not worked out: the sum 48 + (48/2) is left to do" + HOW_TO_ACCEPT
     assert ("worked out", "no: the sum 48 + (48/2) is left to do (convention worked_out=strict)") in explained.steps
     assert ("worked out", "yes (convention worked_out=strict)") in verifier.explain(task, r"\boxed{72}").steps
 
