@@ -203,8 +203,6 @@ class Gateway:
         end = None if timeout_s is None else loop.time() + timeout_s
         while not reply.done():
             await asyncio.wait([reply], timeout=POLL_S)
-            if reply.done():
-                break
             if await request.is_disconnected():
                 raise ClientDisconnect
             if end is not None and loop.time() > end:

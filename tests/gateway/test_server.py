@@ -284,6 +284,18 @@ def test_a_client_that_goes_away_while_its_reply_is_sampled_finds_it_when_it_com
         assert post(gateway, ChatCompletions.path, data, calls.secret)[0] == 200 and len(seen) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_was_gone_just_before_its_reply_came_finds_it_when_it_comes_back(gateway: Gateway, stream: bool) -> None:
+    data = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": stream}).encode()
+    with episode(gateway, delay_s=0.1) as (calls, seen):
+        host, port = gateway.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST {ChatCompletions.path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {calls.secret}\r\nContent-Length: {len(data)}\r\n\r\n"
+            connection.sendall(head.encode() + data)
+        time.sleep(0.6)
+        assert post(gateway, ChatCompletions.path, data, calls.secret)[0] == 200 and len(seen) == 1
+
+
 def test_a_call_that_waits_and_whose_client_goes_away_is_not_sampled() -> None:
     calls = AgentCalls()
     request = ChatRequest(({"role": "user", "content": "hi"},))
