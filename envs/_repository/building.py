@@ -102,7 +102,7 @@ class BuildReport:
 
     project: str
     framework: str = ""
-    refused: str = ""
+    refusal: str = ""
     """Why no task can be built; empty if some were."""
     num_functions: int = 0
     num_called_functions: int = 0
@@ -135,7 +135,7 @@ class BuildReport:
             *((f"kept, {what}", str(count)) for what, count in sorted(self.kept.items())),
             *((f"dropped, {count}", reason) for reason, count in self.count_dropped().items()),
             ("seconds", f"{self.seconds:.0f}{'' if self.is_complete else ', stopped by max_seconds'}"),
-            *([("refused", self.refused)] if self.refused else []),
+            *([("refused", self.refusal)] if self.refusal else []),
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join([f"{self.project}", *(f"  {name:<{width}}  {value}" for name, value in rows)])
@@ -191,17 +191,17 @@ class _Builder:
         tasks: list[RepositoryTask] = []
         with ThreadPoolExecutor(self.workers) as pool:
             baseline = self._run_all_tests(pool)
-            self.report.refused = self._find_refusal(baseline)
-            if not self.report.refused:
+            self.report.refusal = self._find_refusal(baseline)
+            if not self.report.refusal:
                 tasks = self._build_mutant_tasks(pool, baseline) if "mutants" in self.settings.kinds else []
                 tasks += self._build_commit_tasks(pool) if "commits" in self.settings.kinds else []
                 tasks = self._assign_splits(tasks)
         self.report.kept = dict(Counter(f"{task.kind}s, {task.split}" for task in tasks))
         self.report.num_functions_with_tasks = len({function for task in tasks for function in task.functions})
-        if not self.report.refused and {task.split for task in tasks} != {"train", "test"}:
-            self.report.refused = f"tasks of at least two functions are needed, one for each split; there are {len(tasks)} tasks"
+        if not self.report.refusal and {task.split for task in tasks} != {"train", "test"}:
+            self.report.refusal = f"tasks of at least two functions are needed, one for each split; there are {len(tasks)} tasks"
         self.report.seconds = round(time.monotonic() - began, 1)
-        return Build([] if self.report.refused else tasks, self.trees, self.report)
+        return Build([] if self.report.refusal else tasks, self.trees, self.report)
 
     # ---- the unmodified project
 

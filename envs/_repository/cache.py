@@ -43,9 +43,9 @@ class StoredTasks:
             raise ConfigError(
                 f"the built tasks in {folder} cannot be read ({error}); delete the folder, and they are built again"
             ) from None
-        if self.report.refused:
+        if self.report.refusal:
             raise ConfigError(
-                f"no tasks can be built from {self.report.project}: {self.report.refused}; {folder / 'report.json'} says more"
+                f"no tasks can be built from {self.report.project}: {self.report.refusal}; {folder / 'report.json'} says more"
             )
         self.framework = self.report.framework
         self.by_split = {split: [task for task in tasks if task.split == split] for split in ("train", "test")}

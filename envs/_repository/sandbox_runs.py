@@ -138,55 +138,50 @@ class SuiteSandbox:
             SandboxError: the sandbox failed.
             SuiteFailure: the programs in the session broke it, or did not end.
         """
-        mounts = self.get_mounts(framework)
         public = [f"{function.path}:{function.first_line}" for function in project.functions if function.is_public_function]
+        extra = {
+            "compiled": list(project.source_paths) if len(variants) > 2 else [],
+            "traced": list(project.source_paths) if traced else [],
+            "recorded": public if traced else [],
+        }
+        return self._run_request(project, framework, [_to_request(one) for one in variants], extra)
+
+    def run_with_canaries(self, project: Project, framework: str, variant: Variant, nonce: str) -> tuple[SuiteReport, bool]:
+        """Run one variant, then tests that must fail; returns the report, and whether they did."""
+        path = f"test_{nonce}.py"
+        canaries = [f"{path}::Test{nonce}::{name}" for name in ("test_equal", "test_true", "test_raises")]
+        given = _to_request(variant)
+        given |= {"tests": [*given["tests"], *canaries], "test_files": [*given["test_files"], path], "canaries": canaries}
+        [report] = self._run_request(project, framework, [given], {"extra_files": {path: CANARY_SOURCE.format(nonce=nonce)}})
+        return report, all(report.tests.get(test, ("",))[0] == "failed" for test in canaries)
+
+    def _run_request(
+        self, project: Project, framework: str, variants: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]
+    ) -> list[SuiteReport]:
+        mounts = self.get_mounts(framework)
         request: dict[str, Any] = {
             "framework": framework,
             "paths": list(project.search_paths),
             "packages": PACKAGES_FOLDER if mounts else "",
             "memory_mb": ADDRESSES_MB,
             "extra_files": {},
-            "compiled": list(project.source_paths) if len(variants) > 2 else [],
-            "traced": list(project.source_paths) if traced else [],
-            "recorded": public if traced else [],
-            "variants": [_to_request(one) for one in variants],
-        }
-        return [SuiteReport(**one) for one in self._run_request(project, mounts, request, sum(one.wall_s for one in variants))]
-
-    def run_with_canaries(self, project: Project, framework: str, variant: Variant, nonce: str) -> tuple[SuiteReport, bool]:
-        """Run one variant, then tests that must fail; returns the report, and whether they did."""
-        mounts = self.get_mounts(framework)
-        path = f"test_{nonce}.py"
-        canaries = [f"{path}::{name}" for name in (f"Test{nonce}::test_equal", f"Test{nonce}::test_true", f"Test{nonce}::test_raises")]
-        given = _to_request(variant)
-        given["tests"] = [*given["tests"], *canaries]
-        given["test_files"] = [*given["test_files"], path]
-        request: dict[str, Any] = {
-            "framework": framework,
-            "paths": list(project.search_paths),
-            "packages": PACKAGES_FOLDER if mounts else "",
-            "memory_mb": ADDRESSES_MB,
-            "extra_files": {path: CANARY_SOURCE.format(nonce=nonce)},
             "compiled": [],
             "traced": [],
             "recorded": [],
-            "variants": [given | {"canaries": canaries}],
+            "variants": list(variants),
+            **extra,
         }
-        [report] = self._run_request(project, mounts, request, variant.wall_s)
-        found = SuiteReport(**report)
-        return found, all(found.tests.get(test, ("",))[0] == "failed" for test in canaries)
-
-    def _run_request(self, project: Project, mounts: Mapping[str, str], request: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
         files = {**project.files, REQUEST_PATH: json.dumps(request).encode()}
         spec = SandboxSpec(
             files=files, mounts=mounts, memory_mb=MEMORY_MB, disk_mb=DISK_MB, file_mb=FILE_MB, processes=128, output_bytes=32_000_000
         )
         command = f"exec env PYTHONHASHSEED=0 python3 -S -B -c {shlex.quote(RUNNER_SOURCE)} {REQUEST_PATH}"
+        seconds = sum(float(one["wall_s"]) for one in variants)
         with self.sandbox.create_session(spec) as session:
             outcome = session.run(command, timeout=min(MAX_CALL_S, seconds + RUN_OVERHEAD_S))
         if outcome.status is ExitStatus.INTERNAL_ERROR:
             raise SandboxError(f"the sandbox failed: {outcome.reason}")
-        return _parse_reports(outcome, len(request["variants"]))
+        return _parse_reports(outcome, len(variants))
 
 
 CANARY_SOURCE = """import unittest
@@ -221,7 +216,7 @@ def _to_request(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _parse_reports(outcome: ExecutionResult, count: int) -> list[dict[str, Any]]:
+def _parse_reports(outcome: ExecutionResult, count: int) -> list[SuiteReport]:
     lines = outcome.stdout_bytes.decode("utf-8", "replace").splitlines() if not outcome.truncated else []
     if outcome.status is not ExitStatus.OK or len(lines) != count:
         said = outcome.stderr.strip().rpartition("\n")[2]
@@ -232,17 +227,17 @@ def _parse_reports(outcome: ExecutionResult, count: int) -> list[dict[str, Any]]
     for line in lines:
         made = json.loads(line)
         found.append(
-            {
-                "tests": {test: (str(one[0]), str(one[1])) for test, one in made["tests"].items()},
-                "errors": made["errors"],
-                "calls": made["calls"],
-                "functions": made["functions"],
-                "recorded": made["recorded"],
-                "seconds": made["seconds"],
-                "ended": bool(made.get("end")),
-                "timed_out": bool(made["timed_out"]),
-                "wall_s": float(made["wall"]),
-            }
+            SuiteReport(
+                tests={test: (str(one[0]), str(one[1])) for test, one in made["tests"].items()},
+                errors=made["errors"],
+                calls=made["calls"],
+                functions=made["functions"],
+                recorded=made["recorded"],
+                seconds=made["seconds"],
+                ended=bool(made.get("end")),
+                timed_out=bool(made["timed_out"]),
+                wall_s=float(made["wall"]),
+            )
         )
     return found
 

@@ -292,8 +292,10 @@ def _run_pytest(root: str, variant: dict[str, Any], reporter: _Reporter) -> None
         f"--basetemp={BASE_TEMP}",
         "--continue-on-collection-errors",
         "--tb=line",
+        "-o",
+        "cache_dir=/tmp/rlvr-pytest-cache",
     ]
-    for plugin in ("cacheprovider", "faulthandler", "doctest", "junitxml", "pastebin"):
+    for plugin in ("faulthandler", "pastebin"):
         options += ["-p", f"no:{plugin}"]
     status = pytest.main([*options, *variant["test_files"]], plugins=[reporter])
     if status in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):

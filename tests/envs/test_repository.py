@@ -345,7 +345,7 @@ def test_tests_of_pytest_run_with_the_mounted_one(tmp_path: Path) -> None:
     text = """import pytest
 from tiny.numbers import clamp, share
 
-@pytest.mark.parametrize("n, expected", [(1, 2), (3, 3), (9, 5), (5, 5), (2, 2)])
+@pytest.mark.parametrize("n, expected", [(0, 2), (1, 2), (3, 3), (7, 5), (9, 5)])
 def test_clamp(n, expected, tmp_path):
     assert clamp(n, 2, 5) == expected
 
@@ -355,7 +355,7 @@ def test_share():
         share(1, 0)
 """
     project = write_project(tmp_path, {"tests/test_numbers.py": text})
-    with make_repository("docker", tmp_path, project, tasks_per_function=1) as environment:
+    with make_repository("docker", tmp_path, project, max_tasks=8) as environment:
         assert environment.report.framework == "pytest" and environment.report.num_passed_tests == 6
         for task, _, _ in iter_tasks(environment):
             assert verify(environment, task, lambda buggy, right: right).score == 1.0
