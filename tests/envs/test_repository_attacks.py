@@ -121,13 +121,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environmen
 
 def test_no_file_is_paid(environment: Environment) -> None:
     """Also a function that the rules let through is not paid: it does not pass the tests."""
-    for split in environment.splits:
-        task = environment.task(split, 0)
+    tasks = [environment.task(split, index) for split in environment.splits for index in range(environment.num_tasks(split) or 0)]
+    chosen = {task.meta["functions"][0].rpartition("::")[2]: task for task in tasks}
+    for task in (chosen["clamp"], chosen["Stack.push"]):
         posed, _ = environment._get_posed(task)  # type: ignore[attr-defined]
         [(path, text)] = posed.buggy_files.items()
         for attack, changed in iter_attacked_files(text, posed.functions[0][1]):
             verdict = environment.verifier.verify_transcript(task, Transcript("", {path: changed.encode()}))
-            assert verdict.score == 0.0, (attack, verdict)
+            assert verdict.score == 0.0, (task.question, attack, verdict)
 
 
 @pytest.mark.docker
