@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -199,7 +199,9 @@ class _Builder:
         self.report.kept = dict(Counter(f"{task.kind}s, {task.split}" for task in tasks))
         self.report.num_functions_with_tasks = len({function for task in tasks for function in task.functions})
         if not self.report.refusal and {task.split for task in tasks} != {"train", "test"}:
-            self.report.refusal = f"tasks of at least two functions are needed, one for each split; there are {len(tasks)} tasks"
+            self.report.refusal = (
+                f"tasks of at least two functions that share none are needed, one for each split; there are {len(tasks)} tasks"
+            )
         self.report.seconds = round(time.monotonic() - began, 1)
         return Build([] if self.report.refusal else tasks, self.trees, self.report)
 
@@ -380,17 +382,15 @@ class _Builder:
     # ---- splits
 
     def _assign_splits(self, tasks: Sequence[RepositoryTask]) -> list[RepositoryTask]:
-        """Hold out one function in five, at least one; no function is in both splits."""
-        keys = sorted({function for task in tasks for function in task.functions}, key=lambda one: _hash(f"{self.settings.seed}/{one}"))
-        held_out = set(keys[: max(1, round(HELD_OUT_SHARE * len(keys)))]) if len(keys) > 1 else set()
-        found = []
-        for task in tasks:
-            splits = {"test" if function in held_out else "train" for function in task.functions}
-            if len(splits) > 1:
-                self.report.dropped.append({"function": "", "change": task.change, "reason": "a commit whose functions are in both splits"})
-            else:
-                found.append(RepositoryTask(**{**vars(task), "split": splits.pop()}))
-        return found
+        """Hold out one function in five, at least one, with all that share a task with it: no function is in both splits."""
+        groups = _group_functions([task.functions for task in tasks])
+        wanted = max(1, round(HELD_OUT_SHARE * sum(map(len, groups))))
+        groups.sort(key=lambda group: (len(group) > wanted, _hash(f"{self.settings.seed}/{min(group)}")))
+        held_out: set[tuple[str, str]] = set()
+        for group in groups[:-1]:  # the last one is trained on
+            if len(held_out) < wanted:
+                held_out |= group
+        return [replace(task, split="test" if task.functions[0] in held_out else "train") for task in tasks]
 
 
 class _FunctionBuild:
@@ -564,6 +564,21 @@ def _find_changed_functions(path: str, before: str, after: str) -> list[str]:
     old, new = ({one.name for one in find_functions(path, text.encode())} for text in (before, after))
     trees = parse_python_threadsafe(before), parse_python_threadsafe(after)
     return [name for name in sorted(old & new) if len({ast.dump(find_function_node(tree, name) or tree) for tree in trees}) > 1]
+
+
+def _group_functions(tasks: Sequence[Sequence[tuple[str, str]]]) -> list[set[tuple[str, str]]]:
+    """Group the functions of tasks, so that no task has functions of two groups.
+
+    >>> a, b, c, d = (("x.py", name) for name in "abcd")
+    >>> [sorted(name for _, name in group) for group in _group_functions([[a], [b, c], [c, d], [a]])]
+    [['b', 'c', 'd'], ['a']]
+    """
+    groups: list[set[tuple[str, str]]] = []
+    for functions in tasks:
+        touched = [group for group in groups if group.intersection(functions)]
+        groups = [group for group in groups if group not in touched]
+        groups.append(set(functions).union(*touched))
+    return groups
 
 
 def _format_call(name: str, arguments: str) -> str:

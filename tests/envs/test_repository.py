@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Transcript
-from rlvr.envs._repository.building import RepositoryTask
+from rlvr.contracts import Sandbox, Transcript
+from rlvr.envs._repository.building import BuildSettings, RepositoryTask, _Builder
 from rlvr.envs._repository.project import Project
+from rlvr.envs._repository.sandbox_runs import SuiteSandbox
 from rlvr.envs.repository import Repository, main
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.registry.plugins import build
@@ -359,3 +360,21 @@ def test_share():
         assert environment.report.framework == "pytest" and environment.report.num_passed_tests == 6
         for task, _, _ in iter_tasks(environment):
             assert verify(environment, task, lambda buggy, right: right).score == 1.0
+
+
+def test_functions_that_share_a_task_are_in_one_split() -> None:
+    def make_task(key: str, *names: str) -> RepositoryTask:
+        return RepositoryTask(key, "commit", "", [("a.py", name) for name in names], {}, [], "")
+
+    tasks = [make_task("1", "a", "b"), make_task("2", "b", "c"), *(make_task(f"of {name}", name) for name in "defghijk")]
+    for seed in range(20):
+        builder = _Builder(Project("p", {}), iter(()), SuiteSandbox(FailingSandbox(), (), "unittest"), BuildSettings(seed=seed), 1)
+        splits = {task.key: task.split for task in builder._assign_splits(tasks)}
+        assert splits["1"] == splits["2"] and 2 <= list(splits.values()).count("test") <= 4
+
+
+class FailingSandbox(Sandbox):
+    """A sandbox that is never asked."""
+
+    def run_program(self, program: Any) -> Any:
+        raise AssertionError
