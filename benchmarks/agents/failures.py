@@ -305,20 +305,24 @@ def find_box(pid: int) -> int:
 
 # ---- runs that are killed
 
+REWARD = """
+def reward(answer, reference):
+    return sum(map(ord, answer)) % 7 / 6
+"""
 RECIPE = """
 env:
   name: agent
-  env: arithmetic
+  env: {name: arithmetic, verifier: "reward.py:reward"}
   command: [env, python3, "{here}/agent.py", "{task}", "3", "0.05"]
   sandbox: %s
   memory_mb: 256
   disk_mb: 16
 tokenizer: bytes
 model: {config: {model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, max_position_embeddings: 512}}
-rollout: {prompts_per_step: 4, num_generations: 4, max_new_tokens: 24, max_turn_tokens: 8, max_length: 400}
+rollout: {prompts_per_step: 2, num_generations: 4, max_new_tokens: 24, max_turn_tokens: 8, max_length: 400}
 train: {steps: 6}
+log: {save_every: 1}
 eval: {tasks: 0}
-checkpoint: {every: 1}
 """
 
 
@@ -328,6 +332,7 @@ def try_runs(kills: int, sandbox: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rlvr-failing-", dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         Path(folder, "agent.py").write_text(AGENT)
+        Path(folder, "reward.py").write_text(REWARD)
         Path(folder, "run.yaml").write_text(RECIPE % sandbox)
         command = [sys.executable, "-m", "rlvr", "train", "run.yaml"]
 
@@ -365,7 +370,7 @@ def try_runs(kills: int, sandbox: str) -> dict[str, Any]:
         "equal_weights": runs[0][1] == runs[1][1],
         "processes_left": left,
     }
-    row["passed"] = bool(row["equal_episodes"] and row["equal_weights"] and not left and len(runs[0][0]) == 6 * 16)
+    row["passed"] = bool(row["equal_episodes"] and row["equal_weights"] and not left and len(runs[0][0]) == 6 * 8)
     return row
 
 
@@ -393,7 +398,7 @@ def read_run(folder: Path) -> tuple[list[Any], str]:
     import hashlib
 
     rows = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    kept = sorted((row["step"], row["group"], row["tokens"], row["rewards"]) for row in rows)
+    kept = sorted((row["step"], row["group"], row["tokens"], row["reward"]) for row in rows)
     weights = next(iter(sorted(folder.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime)[-1:]))
     return kept, hashlib.sha256(weights.read_bytes()).hexdigest()
 

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 import rlvr.training.update.policy
 from rlvr.config.config import LoraConfig, ModelConfig
-from rlvr.episode import Episode, StopReason
+from rlvr.episode import Episode, Segment, StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models import compiled_layers
@@ -72,7 +72,7 @@ def in_fsdp(mixed_precision: str) -> Accelerator:
 
 
 def groups(count: int = 8, size: int = 4) -> list[list[Episode]]:
-    """Groups of answers of different lengths, with rewards."""
+    """Groups of answers of different lengths, with rewards; every other one is a tree, whose later branches continue its first third."""
     dice = torch.Generator().manual_seed(5)
 
     def one(g: int, k: int) -> Episode:
@@ -81,7 +81,9 @@ def groups(count: int = 8, size: int = 4) -> list[list[Episode]]:
         tokens += [int(t) for t in torch.randint(1, 13, (length - 6,), generator=dice)]
         acted = [False] * 6 + [True] * (length - 6)
         rewards = [0.0] * (length - 1) + [float(k % 2)]
-        return Episode(f"t/{g}", f"g{g}", tokens, acted, [-2.5 * a for a in acted], rewards, StopReason.TERMINATED)
+        forks = [6 + (length - 6) * third // 3 for third in (1, 2)]
+        tree = (Segment(0), *(Segment(fork, 0) for fork in forks)) if k // 2 and length > 12 else ()
+        return Episode(f"t/{g}", f"g{g}", tokens, acted, [-2.5 * a for a in acted], rewards, StopReason.TERMINATED, segments=tree)
 
     return [[one(g, k) for k in range(size)] for g in range(count)]
 
