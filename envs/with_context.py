@@ -50,6 +50,7 @@ class WithContext(Environment):
         at: float = 0.8,
         keep_results: int = 2,
         summary_prompt: str = SUMMARY_PROMPT,
+        summary_heading: str = SUMMARY_HEADING,
         train_summaries: bool = True,
         max_turns: int | None = None,
         max_new_tokens: int | None = None,
@@ -63,6 +64,7 @@ class WithContext(Environment):
             at: the share of the window (`rollout.max_length`) that a conversation may use before that.
             keep_results: how many of the last results drop_old_results keeps.
             summary_prompt: what the policy is told before it writes its notes.
+            summary_heading: what stands between the task and the notes, in the history that goes on from them.
             train_summaries: whether the tokens of the notes are trained; otherwise they are masked.
             max_turns: how many turns the policy has, those with notes included; by default twice as many as the environment has.
             max_new_tokens: how many tokens the policy may write in all turns together; by default twice as many as in the environment.
@@ -87,7 +89,7 @@ class WithContext(Environment):
         self.dialect = env.dialect
         self.label = f"{env.label or type(env).__name__} with context"
         self.policy, self.at, self.keep_results = policy, at, keep_results
-        self.summary_prompt, self.train_summaries = summary_prompt, train_summaries
+        self.summary_prompt, self.summary_heading, self.train_summaries = summary_prompt, summary_heading, train_summaries
         self.max_turns = 2 * env.max_turns if max_turns is None else max_turns
         self.max_prompt_tokens = env.max_prompt_tokens
         self.max_new_tokens = 2 * env.max_new_tokens if max_new_tokens is None else max_new_tokens
@@ -146,6 +148,9 @@ class ContextSession(Session):
         self._is_summary_next = self._is_rewritten = False
         self._notes: str | None = None
         """The policy's last notes, which stand for all that was before them."""
+        self._tokens_per_character = 0.0
+        self._unmeasured: tuple[int, int] | None = None
+        """The characters of the last reply, and how many tokens came before it."""
 
     def start_tools(self) -> Sequence[ToolSpec]:
         """Return the tools of the other session."""
@@ -181,12 +186,20 @@ class ContextSession(Session):
         return self._go_on(replace(reply, messages=(*reply.messages, asked)))
 
     def _is_full(self, turn: Turn, reply: Sequence[Message]) -> bool:
-        """Whether the conversation uses its share of the window, by the tokens that a character of the policy's own turn has."""
+        """Whether the conversation with this reply uses its share of the window. The reply's tokens are estimated from those that a character
+        of the reply before had, and at first from the turn.
+        """
         if not self.context_window or self.env.policy == "none":
             return False
-        per_character = min(turn.usage[1] / max(1, len(turn.text)), MAX_TOKENS_PER_CHARACTER)
-        added = per_character * sum(len(message["content"]) for message in reply)
-        return sum(turn.usage) + added > self.env.at * self.context_window
+        if self._unmeasured is not None:
+            characters, before = self._unmeasured
+            self._tokens_per_character = (turn.usage[0] - before) / max(1, characters)
+        elif not self._tokens_per_character:
+            own = turn.usage[1] - (turn.finish_reason == "stop")
+            self._tokens_per_character = min(own / max(1, len(turn.text)), MAX_TOKENS_PER_CHARACTER)
+        characters = sum(len(message["content"]) for message in reply)
+        self._unmeasured = (characters, sum(turn.usage))
+        return sum(turn.usage) + self._tokens_per_character * characters > self.env.at * self.context_window
 
     def _drop_old_results(self, reply: StepResult) -> StepResult:
         results = [place for place, message in enumerate(self._messages) if message["role"] != "assistant"]
@@ -201,7 +214,7 @@ class ContextSession(Session):
 
     def _rewrite(self, reply: StepResult, note: str) -> StepResult:
         """Go on from the history that has been rewritten, which the record says."""
-        self._is_rewritten = True
+        self._is_rewritten, self._unmeasured = True, None
         noted: Message = {"role": "system", "content": note}
         return self._go_on(StepResult((*reply.messages, noted), tool_results=reply.tool_results, reward=reply.reward))
 
@@ -211,7 +224,7 @@ class ContextSession(Session):
             return reply
         *before, last = self._opening
         if self._notes is not None:
-            last = {**last, "content": f"{last['content']}\n\n{SUMMARY_HEADING}\n{self._notes}"}
+            last = {**last, "content": f"{last['content']}\n\n{self.env.summary_heading}\n{self._notes}"}
         return replace(reply, request=ChatRequest((*before, last, *self._messages), self._tools))
 
     def select_answer(self, turns: Sequence[Turn]) -> str:

@@ -24,6 +24,7 @@ class Pages(rlvr.Environment):
 
     needs = {"verifier": "exact"}
     max_turns, max_prompt_tokens, max_new_tokens = 12, 200, 400
+    word = "next"
 
     def __init__(self, *, verifier: Any) -> None:
         self.verifier = verifier
@@ -33,15 +34,15 @@ class Pages(rlvr.Environment):
         return Task("Say next until there are no pages, then say the letters.", reference=letters, id=f"pages/{split}/{index}")
 
     def new_session(self, task: Task, *, seed: int) -> Session:
-        return PageSession(task)
+        return PageSession(task, self.word)
 
 
 class PageSession(Session):
-    def __init__(self, task: Task) -> None:
-        self.letters, self.page = str(task.reference), 0
+    def __init__(self, task: Task, word: str) -> None:
+        self.letters, self.word, self.page = str(task.reference), word, 0
 
     def step(self, turn: Turn) -> StepResult | None:
-        if turn.text != "next":
+        if turn.text != self.word:
             return None
         self.page += 1
         text = f"{FILLER}page {self.page}: letter {self.letters[self.page - 1]}" if self.page <= PAGES else "the end"
@@ -103,7 +104,7 @@ def test_notes_are_a_turn_of_the_branch_that_was_full_and_the_next_branch_begins
     turns = [tokenizer.decode(episode.tokens[start:end]) for start, end in episode.turn_spans]
     first, second, *_ = (tokenizer.decode([token for s, e in branch for token in episode.tokens[s:e]]) for branch in episode.branches)
     assert "Write down now" in first and "Your notes from the work so far:" in second and "page 1:" not in second
-    notes = [turn for turn in turns if turn != "next"][0]
+    notes = next(turn for turn in turns if turn != "next")
     assert second.partition("so far:\n")[2].startswith(notes) and notes and episode.text.startswith(notes)
     assert episode.num_policy_tokens == sum(end - start for start, end in episode.turn_spans) and "tokens/masked" not in episode.meta
 
@@ -114,6 +115,22 @@ def test_notes_are_masked_if_they_are_not_to_be_trained() -> None:
     assert not trained.unseen_turn_spans
     notes = [load_tokenizer("bytes").decode(masked.tokens[start:end]) for start, end in masked.unseen_turn_spans]
     assert notes == ["adc", "adcbad"]
+
+
+def test_tokens_of_a_reply_are_estimated_from_those_of_the_replies_before() -> None:
+    """A turn of one letter has two tokens, with its stop token; the pages have one for each character, so that three of them fit."""
+
+    class BriefPages(Pages):
+        word = "n"
+
+    env = rlvr.make_env(BriefPages, context={"at": 0.55, "summary_prompt": "#", "summary_heading": "known:"})
+    task = env.task("train", 0)
+    with rlvr.Rollout(env, "bytes", lambda messages, tools: "n", max_length=1000, max_new_tokens=400) as rollout:
+        [[episode]] = rollout.sample([task], seed=1)
+    said = [result["messages"][-1]["content"] for result in episode.meta["session"]["step_results"]]
+    assert said.index("#") == 2 and "page 3:" in episode.meta["session"]["step_results"][2]["messages"][0]["content"]
+    second = load_tokenizer("bytes").decode([token for s, e in episode.branches[1] for token in episode.tokens[s:e]])
+    assert f"{task.question}\n\nknown:\nn" in second
 
 
 def test_dropped_results_leave_a_mark_and_the_last_ones() -> None:
