@@ -86,7 +86,8 @@ class WithContext(Environment):
         if keep_results < 0:
             raise ConfigError(f"keep_results is {keep_results}; it must be at least 0")
         self.env, self.verifier, self.splits = env, env.verifier, env.splits
-        self.dialect = env.dialect
+        self.tools, self.dialect, self.requires_tool_call = env.tools, env.dialect, env.requires_tool_call
+        self.sub_environments, self.warnings = env.sub_environments, env.warnings
         self.label = f"{env.label or type(env).__name__} with context"
         self.policy, self.at, self.keep_results = policy, at, keep_results
         self.summary_prompt, self.summary_heading, self.train_summaries = summary_prompt, summary_heading, train_summaries

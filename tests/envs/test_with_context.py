@@ -11,6 +11,7 @@ import rlvr
 from rlvr.contracts import Session, StepResult
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Task
 from rlvr.turns import Turn
@@ -151,3 +152,11 @@ def test_what_cannot_be_shortened_is_refused() -> None:
             rlvr.make_env(env, context=context)
     with pytest.raises(ConfigError, match="an agent manages its own context"):
         rlvr.make_env("agent", env="arithmetic", function=lambda client, task: None, context={})
+
+
+def test_the_tools_and_all_else_that_the_environment_says_of_itself_hold_with_a_context() -> None:
+    plain, managed = (rlvr.make_env("search_qa", **settings) for settings in ({}, {"context": {}}))
+    rooms = [TokenMDP(env, load_tokenizer("bytes"), max_new_tokens=100).max_length for env in (plain, managed)]
+    assert managed.tools and rooms[0] == rooms[1]
+    for name in ("requires_tool_call", "warnings", "sub_environments"):
+        assert getattr(managed, name) == getattr(managed.env, name), name
