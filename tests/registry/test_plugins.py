@@ -106,7 +106,7 @@ def rows(folder: Path) -> Path:
 
 
 PLAYED: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "repository": lambda folder: {"path": str(write_project(folder)), "cache": str(folder / "cache")},
+    "repository": lambda folder: {"path": str(write_project(folder)), "cache": str(folder / "cache"), "sandbox": PROCESS},
     "harbor": lambda folder: {"path": str(written(folder, "hello", "removed"))},
     "openenv": lambda _: {"server": [sys.executable, str(THEIRS / "openenv_server.py"), "{port}"], "success_threshold": 1.0},
     "skyrl_gym": lambda folder: {"rows": str(rows(folder))},
