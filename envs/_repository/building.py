@@ -160,9 +160,16 @@ def build_tasks(project: Project, commits: Iterator[Commit], suite: SuiteSandbox
 
 
 def compute_build_digest(project: Project, settings: BuildSettings, suite: SuiteSandbox, head: str) -> str:
-    """Return the digest of everything that decides which tasks are built; the limit of time is left out."""
-    given = {name: value for name, value in asdict(settings).items() if name != "max_seconds"}
-    parts = [BUILD_VERSION, project.name, project.compute_digest(), given, suite.choose_framework(project), sorted(suite.packages), head]
+    """Return the digest of everything that decides which tasks are built; with more time more may be built, so the limit of time is in it."""
+    parts = [
+        BUILD_VERSION,
+        project.name,
+        project.compute_digest(),
+        asdict(settings),
+        suite.choose_framework(project),
+        sorted(suite.packages),
+        head,
+    ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=10).hexdigest()
 
 

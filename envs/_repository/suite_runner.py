@@ -409,8 +409,10 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)
     if kind is float:
         return bool(value == value and abs(value) != float("inf"))
-    if value is None or kind in (bool, int, str, bytes):
-        return kind is not int or abs(value) < 10**40
+    if kind is int:
+        return bool(abs(value) < 10**40)
+    if value is None or kind in (bool, str, bytes):
+        return True
     if depth and kind in (list, tuple, set):
         return len(value) <= 60 and all(_is_plain(one, depth - 1) for one in value)
     return bool(depth) and kind is dict and len(value) <= 60 and all(_is_plain(one, depth - 1) for pair in value.items() for one in pair)
