@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import CapacityLimiter, Environment, EnvironmentTraits, Sandbox, SandboxSession, Session
+from rlvr.contracts import CapacityLimiter, Environment, EnvironmentTraits, EnvironmentWrapper, Sandbox, SandboxSession, Session
 from rlvr.contracts.toolsession import ToolSession
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.gateway.agents import AgentClient, BlockingAgentClient, CommandAgent, FunctionAgent, RunningAgent
@@ -52,7 +52,7 @@ MODEL = "policy"
 """The name of the model that an agent is told."""
 
 
-class Agent(Environment):
+class Agent(EnvironmentWrapper):
     """The tasks and the verifier of another environment; the turns are the calls that an agent makes.
 
     >>> import rlvr
@@ -125,7 +125,8 @@ class Agent(Environment):
         for name, value in (("timeout_s", timeout_s), ("idle_timeout_s", idle_timeout_s)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above 0")
-        self.env, self.verifier, self.splits = env, env.verifier, env.splits
+        super().__init__(env)
+        self.dialect = ""  # calls come and go in the agent's own format
         self.label = f"agent on {env.label or type(env).__name__}"
         self.command, self.stdin, self.variables, self.files = command, stdin, variables or {}, files or {}
         self.function = load_function_from_file(function, "agent") if isinstance(function, str) else function
@@ -134,8 +135,10 @@ class Agent(Environment):
         for text in (*(command or ()), stdin, *self.variables.values(), *self.files.values()):
             _check_placeholders(text)
         self.timeout_s, self.idle_timeout_s = timeout_s, idle_timeout_s
-        self.max_turns = self.max_turns if max_turns is None else max_turns
-        self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
+        kind = type(self)
+        self.max_prompt_tokens = kind.max_prompt_tokens
+        self.max_turns = kind.max_turns if max_turns is None else max_turns
+        self.max_new_tokens = kind.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.sandbox, self._is_boxed = sandbox, command is not None and not trusted
         self._boxes: Sandbox = FolderSandbox() if trusted else AgentSandbox(sandbox, self._list_mounts, BoxLimits(memory_mb, disk_mb))
         if env.tools and command is not None:
@@ -149,18 +152,6 @@ class Agent(Environment):
     def traits(self) -> EnvironmentTraits:
         """An agent plays each episode in a session of its own."""
         return EnvironmentTraits(has_sessions=True, plays_agent=True)
-
-    def task(self, split: str, index: int) -> Task:
-        """Return the task of the other environment."""
-        return self.env.task(split, index)
-
-    def describe_size(self, split: str) -> str:
-        """Describe the number of tasks of the other environment."""
-        return self.env.describe_size(split)
-
-    def num_tasks(self, split: str) -> int | None:
-        """Return the number of tasks of the other environment."""
-        return self.env.num_tasks(split)
 
     def gold(self, task: Task) -> str | None:
         """Return None: which replies lead an agent to the right answer is not known."""
@@ -282,7 +273,6 @@ class Agent(Environment):
             gateway, self._gateway = self._gateway, None
         if gateway is not None:
             gateway.close()
-        self.env.close()
         super().close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlvr.contracts import CapacityLimiter, Environment, Sandbox, Session, ToolSession
+from rlvr.contracts import Environment, EnvironmentWrapper, Sandbox, Session, ToolSession
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
 from rlvr.task import StepReward, Task, Verdict
@@ -17,7 +17,7 @@ from rlvr.turns import Turn
 MIN_NEW_TOKENS_WITH_TOOLS = 256
 
 
-class WithTools(Environment):
+class WithTools(EnvironmentWrapper):
     """The tasks and the verifier of another environment; the policy may call tools before it answers.
 
     A turn without calls goes to the wrapped environment: it is the answer to a question, or the next turn of a conversation. `tools: []`
@@ -54,38 +54,17 @@ class WithTools(Environment):
         """
         if env.tools:
             raise ConfigError(f"{type(env).__name__} has tools of its own; set its setting `tools`, and leave with_tools out")
-        self.env, self.verifier, self.tools, self.sandbox, self.dialect = env, env.verifier, tools, sandbox, dialect
-        self.splits = env.splits
+        super().__init__(env)
+        self.tools, self.sandbox, self.dialect = tools, sandbox, dialect
         self.max_turns = env.max_turns + 5 * bool(tools) if max_turns is None else max_turns
-        self.max_prompt_tokens = env.max_prompt_tokens
         if max_new_tokens is None:
             max_new_tokens = max(2 * env.max_new_tokens, MIN_NEW_TOKENS_WITH_TOOLS) if tools else env.max_new_tokens
         self.max_new_tokens = max_new_tokens
-
-    def task(self, split: str, index: int) -> Task:
-        """Return the task of the wrapped environment."""
-        return self.env.task(split, index)
-
-    def describe_size(self, split: str) -> str:
-        """Describe the number of tasks of the wrapped environment."""
-        return self.env.describe_size(split)
-
-    def num_tasks(self, split: str) -> int | None:
-        """Return the number of tasks of the wrapped environment."""
-        return self.env.num_tasks(split)
-
-    def gold(self, task: Task) -> str | None:
-        """Return the gold answer of the wrapped environment, which calls no tools."""
-        return self.env.gold(task)
 
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session of the wrapped environment, with the tools."""
         inner = self.env.new_session(task, seed=seed)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=inner) if self.tools else inner
-
-    def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
-        """Return the limiters of the wrapped environment and of the tools."""
-        return (*self.env.get_session_limiters(task), *super().get_session_limiters(task))
 
     def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text that the wrapped environment verifies."""
@@ -97,11 +76,6 @@ class WithTools(Environment):
         places = heard if self.env.max_turns > 1 else [len(turns) - 1]
         found = self.env.step_rewards(task, [turns[place].text for place in places], verdict)
         return [replace(earned, turn=places[earned.turn] if places else -1) for earned in found]
-
-    def close(self) -> None:
-        """Close the environment, the tools and the sandbox."""
-        super().close()
-        self.env.close()
 
 
 make = WithTools

@@ -12,7 +12,7 @@ A plugin's constructor takes keyword arguments only: its signature is its schema
 """
 
 from rlvr.contracts.admission import CapacityLimiter
-from rlvr.contracts.environment import Environment, EnvironmentTraits
+from rlvr.contracts.environment import Environment, EnvironmentTraits, EnvironmentWrapper
 from rlvr.contracts.explanation import Explanation
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerTraits, SamplingParams, StaticQueue
@@ -31,6 +31,7 @@ __all__ = [
     "Completion",
     "Environment",
     "EnvironmentTraits",
+    "EnvironmentWrapper",
     "ExecutionResult",
     "ExitStatus",
     "Explanation",

@@ -279,6 +279,48 @@ class Environment(Plugin, ABC):
                 plugin.close()
 
 
+class EnvironmentWrapper(Environment):
+    """Plays the tasks of another environment in another way. What describes the tasks is that of the other environment.
+
+    A subclass has `needs = {"env": ""}`, calls this constructor first, and defines `new_session`.
+
+    >>> import rlvr
+    >>> rlvr.make_env("with_tools", env="arithmetic").env.task("train", 0).question
+    '3+8='
+    """
+
+    def __init__(self, env: Environment) -> None:
+        """Take over the verifier, the splits and the limits of an environment, and what is said of its tasks."""
+        self.env, self.verifier, self.splits, self.dialect = env, env.verifier, env.splits, env.dialect
+        self.sub_environments, self.warnings = env.sub_environments, env.warnings
+        self.max_turns, self.max_prompt_tokens, self.max_new_tokens = env.max_turns, env.max_prompt_tokens, env.max_new_tokens
+
+    def task(self, split: str, index: int) -> Task:
+        """Return the task of the other environment."""
+        return self.env.task(split, index)
+
+    def num_tasks(self, split: str) -> int | None:
+        """Return the number of tasks of the other environment."""
+        return self.env.num_tasks(split)
+
+    def describe_size(self, split: str) -> str:
+        """Describe the number of tasks of the other environment."""
+        return self.env.describe_size(split)
+
+    def gold(self, task: Task) -> str | None:
+        """Return the gold answer of the other environment."""
+        return self.env.gold(task)
+
+    def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
+        """Return the limiters of the other environment, and that of a sandbox of its own."""
+        return (*self.env.get_session_limiters(task), *super().get_session_limiters(task))
+
+    def close(self) -> None:
+        """Close what this environment has, and the other one."""
+        super().close()
+        self.env.close()
+
+
 class ReplySession(Session):
     """The session of an environment whose replies depend on the turns so far alone: it calls `Environment.reply` and `Environment.select_answer`."""
 

@@ -112,7 +112,7 @@ ask([user(sys.argv[1])])
 )
 def test_an_agent_that_ends_badly_is_verified_and_says_how(sandbox: str, ending: str, words: str) -> None:
     files = {"name": "bugfix", "kinds": ["dates"]}
-    settings: dict[str, Any] = {"env": files, "idle_timeout_s": 2, "memory_mb": 600, "disk_mb": 64}
+    settings: dict[str, Any] = {"env": files, "idle_timeout_s": 2 if "1000" in ending else 100, "memory_mb": 600, "disk_mb": 64}
     [episode] = play(f"FIXED = {read_fix()!r}\n{FIX}\n{ending}", ["ready"], sandbox, **settings)
     assert episode.reward == 1.0 and words in episode.meta["trouble"]
 
