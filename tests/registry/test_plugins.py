@@ -176,6 +176,8 @@ def test_it_keeps_its_contract(kind: str, name: str, settings: dict[str, Any], t
         settings = settings | {"hidden": 1, "shown": 1}  # each hidden test is a program run for each answer
     if name == "with_tools":
         settings = settings | {"env": "arithmetic"}
+    if name == "with_context":
+        settings = settings | {"env": "search_qa"}
     if name == "agent":
         settings = settings | {"env": "arithmetic", "function": f"{__file__}:ask"}
     if name == "mixture":
