@@ -37,7 +37,7 @@ class Pages(Environment):
             verifier: compares the answer with the marks.
             pages: how many pages there are.
             page_length: how many characters a page has.
-            practice: with true, a third of the conversations begins with the first mark as a note, and has the last page alone, and a third
+            practice: with true, a third of the conversations has the first mark as a note in its prompt, and the last page alone, and a third
                 ends before the last page with a request for notes, `#`, whose gold answer is a mark drawn at random: it is of the right form,
                 and says nothing.
         """
@@ -93,9 +93,9 @@ class PageSession(Session):
 
 
 def choose_split(marks: str) -> str:
-    """Return the split of a sequence of marks.
+    """Return the split of a pair of marks.
 
-    >>> {choose_split(mark) for mark in MARKS} <= {"train", "test"}
+    >>> {choose_split(first + second) for first in MARKS for second in MARKS} == {"train", "test"}
     True
     """
     digest = hashlib.blake2b(marks.encode(), digest_size=8).digest()
@@ -103,7 +103,7 @@ def choose_split(marks: str) -> str:
 
 
 def write_page(rng: random.Random, mark: str, length: int) -> str:
-    """Write a line of dots with a mark among them.
+    """Write a line of dots with a mark among them, which may be another dot.
 
     >>> write_page(random.Random(0), "3", 20)
     '............3.......'
