@@ -213,7 +213,13 @@ class Agent(EnvironmentWrapper):
     def _start_in_box(self, task: Task, calls: AgentCalls, box: SandboxSession, on_end: Callable[[], None]) -> RunningAgent:
         prepared = self._prepare_command()
         here = get_place_in_box(str(Path.cwd()))
-        command, variables, files, stdin = self._fill_texts(task, calls, BOX_URL, HOME, prepared.words, here)
+        assert self.command is not None
+        command, variables, files, stdin = self._fill_texts(task, calls, BOX_URL, HOME, self.command, here)
+        # a path that is elsewhere in the box has no placeholders but {here}
+        command = [
+            place if "{here}" not in word and place != word else filled
+            for place, word, filled in zip(prepared.words, self.command, command, strict=True)
+        ]
         if not self._is_in_box:
             find = 'PATH="$0:$PATH"; command -v -- "$1"'
             if not box.run(["bash", "-c", find, os.pathsep.join(prepared.path), command[0]]).ok:

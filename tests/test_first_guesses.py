@@ -1466,6 +1466,6 @@ def test_words_of_other_libraries_name_the_call_here() -> None:
         ("load_tasks", "rlvr.make_env(path"),
         ("load_recipe", "rlvr.train('quickstart'"),
     ):
-        assert words in read_message(lambda name=name: getattr(api, name))  # type: ignore[misc]
+        assert words in read_message(lambda name=name: getattr(api, name))
     assert "write .verifier.verify(env.task('train', 0), answer)" in read_message(lambda: api.make_env("arithmetic").score)
     assert "conventions: {worked_out: off} accepts it" in api.verify("symbolic", answer="x + x", reference="2*x").reason

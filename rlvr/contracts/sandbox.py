@@ -211,7 +211,10 @@ class SandboxSpec:
         if self.network is not False:
             raise ValueError(f"network is {self.network!r}; a session has no network: set it to False, put needed files into `files`")
         for place, source in self.mounts.items():
-            if not all(isinstance(path, str) and os.path.isabs(path) and os.path.normpath(path) == path for path in (place, source)):
+            if not all(
+                isinstance(path, str) and os.path.isabs(path) and os.path.normpath(path) == path and path[:2] != "//"
+                for path in (place, source)
+            ):
                 raise ValueError(f"a mount of {source!r} at {place!r}; both must be absolute paths, without .. or a slash at the end")
             if place == "/" or any(place == folder or place.startswith(f"{folder}/") for folder in OWN_FOLDERS):
                 raise ValueError(f"a mount at {place!r}; {', '.join(OWN_FOLDERS)} and what is in them belong to the session itself")
@@ -295,6 +298,15 @@ class SandboxSession(Hinted, ABC):
             ConfigError: sessions of this sandbox cannot.
         """
         raise ConfigError(f"a running call of {type(self).__name__} cannot be stopped; give `run` a timeout, or close the session")
+
+    def kill_processes(self) -> None:
+        """Kill everything that runs in the session, between two calls; its files stay, and it can be used.
+
+        Raises:
+            ConfigError: sessions of this sandbox cannot.
+            SandboxError: the session failed or is closed.
+        """
+        raise ConfigError(f"the processes of {type(self).__name__} cannot be killed; close the session")
 
     @abstractmethod
     def close(self) -> None:

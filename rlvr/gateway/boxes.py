@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -104,6 +105,7 @@ class BoxAgent(RunningAgent):
         """Start the agent; `files` are those of its home, by absolute path, and `path` are folders in which programs are found first."""
         self._box = box
         self._result: ExecutionResult | None = None
+        self._is_killed = False
         start = {
             "command": list(command),
             "variables": dict(variables),
@@ -147,6 +149,10 @@ class BoxAgent(RunningAgent):
         while self._thread.is_alive() and time.monotonic() < deadline:
             self._box.stop_call()
             self._thread.join(STOP_INTERVAL_S)
+        if not self._is_killed and not self._thread.is_alive():
+            self._is_killed = True
+            with suppress(SandboxError):  # a box that is closed has no processes, and one that failed is found by who reads its files
+                self._box.kill_processes()
 
     def read_output(self) -> str:
         """Return the end of what the agent has printed; it is known once the agent has ended."""
@@ -182,12 +188,25 @@ def prepare_command(command: Sequence[str]) -> BoxCommand:
         words[0], folders, path = _find_installation(words[0], found)
         mounts |= {get_place_in_box(folder): folder for folder in folders if not _is_in(folder, SYSTEM_FOLDERS)}
     for word in command[1:]:
-        named = word.rpartition("=")[2]
-        if os.path.isabs(named) and os.path.normpath(named) == named != "/" and os.path.exists(named) and not _is_in(named, SYSTEM_FOLDERS):
+        if (named := _find_named_path(word)) and not _is_in(named, SYSTEM_FOLDERS):
             mounts[get_place_in_box(named)] = named
             word = word.removesuffix(named) + get_place_in_box(named)
         words.append(word)
     return BoxCommand(tuple(words), mounts, tuple(path))
+
+
+def _find_named_path(word: str) -> str:
+    """Return the path of this machine that a word names, alone or after an equals sign; empty if there is none."""
+    for path in (word, word.partition("=")[2]):
+        if (
+            os.path.isabs(path)
+            and os.path.normpath(path) == path
+            and path.strip("/")
+            and not path.startswith("//")
+            and os.path.exists(path)
+        ):
+            return path
+    return ""
 
 
 def get_place_in_box(path: str) -> str:

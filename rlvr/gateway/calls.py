@@ -88,6 +88,8 @@ class AgentCalls:
         """Why no more calls are answered; empty while they are."""
         self.conversations: dict[str, tuple[Mapping[str, Any], ...]] = {}
         """The messages up to each reply that the client may refer to by its id."""
+        self.held_bytes = 0
+        """The bytes of the requests that are read, or wait for their reply; counted by the server alone."""
         self._condition = threading.Condition()
         self._waiting: deque[ModelCall] = deque()
         self._calls: list[ModelCall] = []

@@ -6,6 +6,10 @@ uvicorn has none of them, so clients without a token could hold connections and 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import struct
+from collections import Counter
 from typing import Any
 
 import h11
@@ -15,26 +19,46 @@ MAX_HEAD_BYTES = 1 << 16
 """The maximum size of a request's head."""
 FREE_PARTS, MIN_PART_BYTES = 1000, 64
 """A body may have this many parts, and one more for each so many bytes: parsing a part takes the same time however small it is."""
+PEER = struct.Struct("=3i")
 Base: Any = H11Protocol
 
 
-def make_protocol_class(head_timeout_s: float) -> Any:
-    """Make uvicorn's HTTP protocol class with limits on a request's head and on the parts of its body.
+def get_peer(transport: Any) -> tuple[int, int] | None:
+    """Return what tells the box of a client at a Unix socket: its user id and its network; None for other clients."""
+    channel = transport.get_extra_info("socket")
+    if channel is None or channel.family != socket.AF_UNIX:
+        return None
+    pid, uid, _ = PEER.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    try:
+        return uid, os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:  # it has ended, or is another user's
+        return uid, 0
 
-    The class is for `uvicorn.Config(http=...)`.
+
+def make_protocol_class(head_timeout_s: float, max_peer_connections: int = 0) -> Any:
+    """Make uvicorn's HTTP protocol class with limits on a request's head and on the parts of its body, and on the connections of a box.
+
+    The class is for `uvicorn.Config(http=...)`. Connections at a Unix socket beyond `max_peer_connections` of one box are closed at once.
 
     >>> make_protocol_class(30.0).__name__
     'Patient'
     """
+    open_connections: Counter[Any] = Counter()
 
     class Patient(Base):  # type: ignore[misc]
         """A connection that is closed if no request head arrives in time, the head is too long, or the body comes in too many parts."""
 
         timer: asyncio.TimerHandle | None = None
+        peer: tuple[int, int] | None = None
         heard = num_parts = num_part_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.peer = get_peer(transport) if max_peer_connections else None
+            if self.peer is not None:
+                open_connections[self.peer] += 1
+                if open_connections[self.peer] > max_peer_connections:
+                    transport.abort()
             self._next_event, self.conn.next_event = self.conn.next_event, self._read_event
             self._wait()
 
@@ -75,6 +99,10 @@ def make_protocol_class(head_timeout_s: float) -> Any:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._rest()
+            if self.peer is not None:
+                open_connections[self.peer] -= 1
+                if not open_connections[self.peer]:
+                    del open_connections[self.peer]
 
         def _wait(self) -> None:
             self.timer = asyncio.get_running_loop().call_later(head_timeout_s, self._late)

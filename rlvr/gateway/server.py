@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.errors import EnvError, MissingExtra
@@ -25,6 +26,18 @@ MAX_BODY_BYTES = 16 << 20
 """The largest body of a request: an agent sends its whole conversation with each call. While a body is parsed, all agents wait."""
 BODY_TIMEOUT_S, HEAD_TIMEOUT_S, START_TIMEOUT_S = 60.0, 30.0, 30.0
 """The timeouts of a request's body and head, and of the start of the server."""
+MAX_BOX_CONNECTIONS, BACKLOG = 96, 128
+"""The most connections of one box, whose agent may have 64 calls, and of clients that have not been accepted yet: each takes a descriptor of
+this process."""
+MAX_HELD_BYTES = 48 << 20
+"""So much of the bodies of one episode is held at once, until the calls are answered."""
+MAX_COMMAS = 500_000
+"""A body with more of them is refused: to parse it would take all other agents a second and more."""
+REPEATED_FIELDS = (
+    *("model", "stream", "stream_options", "tools", "tool_choice", "instructions", "max_output_tokens", "previous_response_id", "store"),
+    "metadata",
+)
+"""The fields of a request that its reply has, too."""
 QUIET_S, KEEPALIVE_S, POLL_S = 5.0, 10.0, 0.25
 """A stream begins after the first, if there is no reply or error yet; then a comment keeps the connection alive every so often."""
 CHARACTERS_PER_TOKEN = 4
@@ -62,9 +75,11 @@ class Gateway:
         self._unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._unix_socket.bind(str(self.socket_folder / "socket"))
         os.chmod(self.socket_folder / "socket", 0o666)  # a box runs as another user; the folder above is this user's alone
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a client could fill the log with requests that are none
         config = uvicorn.Config(
             self._build_app(),
-            http=make_protocol_class(HEAD_TIMEOUT_S),
+            http=make_protocol_class(HEAD_TIMEOUT_S, MAX_BOX_CONNECTIONS),
+            backlog=BACKLOG,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -165,31 +180,32 @@ class Gateway:
         async def complete(request: Any, episode: AgentCalls) -> Any:
             from starlette.responses import Response, StreamingResponse
 
-            data = await _read_body(request)
-            body = _parse_body(data)
-            check_reply_options(body)
-            chat_request = wire.parse(body, episode.conversations)
-            retry = request.headers.get("x-stainless-retry-count", "0")
-            call = episode.submit(
-                chat_request, hashlib.blake2b(wire.path.encode() + b"\0" + data, digest_size=16).digest(), is_retry=retry != "0"
-            )
-            is_streamed, reply_id = bool(body.get("stream")), make_reply_id()
+            data = await _read_body(request, episode)
+            client = _Client(episode, len(data))
             try:
-                reply = await self._wait_for_reply(call, request, QUIET_S if is_streamed else None)
+                body = _parse_body(data)
+                check_reply_options(body)
+                chat_request = wire.parse(body, episode.conversations)
+                retry = request.headers.get("x-stainless-retry-count", "0")
+                key = hashlib.blake2b(wire.path.encode() + b"\0" + data, digest_size=16).digest()
+                client.call = episode.submit(chat_request, key, is_retry=retry != "0")
+                is_streamed, reply_id = bool(body.get("stream")), make_reply_id()
+                # what waits holds the conversation once
+                body = {name: body[name] for name in REPEATED_FIELDS if name in body}
+                del data
+                reply = await self._wait_for_reply(client.call, request, QUIET_S if is_streamed else None)
             except BaseException:
-                episode.leave(call, is_delivered=False)
+                client.leave(is_delivered=False)
                 raise
             if is_streamed:
                 return StreamingResponse(
-                    self._stream(wire, body, episode, call, reply, reply_id),
+                    self._stream(wire, body, client, reply, reply_id),
                     media_type="text/event-stream",
                     headers={"Cache-Control": "no-cache"},
                 )
             assert reply is not None
-            _remember(wire, episode, call, reply, reply_id)
-            return _DeliveredResponse(
-                Response(_to_json(wire.format_reply(body, reply, reply_id)), media_type="application/json"), episode, call
-            )
+            _remember(wire, episode, client.call, reply, reply_id)
+            return _DeliveredResponse(Response(_to_json(wire.format_reply(body, reply, reply_id)), media_type="application/json"), client)
 
         return self._handle(complete, wire)
 
@@ -210,9 +226,11 @@ class Gateway:
         return reply.result()
 
     async def _stream(
-        self, wire: WireFormat, body: Mapping[str, Any], episode: AgentCalls, call: ModelCall, reply: ChatReply | None, reply_id: str
+        self, wire: WireFormat, body: Mapping[str, Any], client: _Client, reply: ChatReply | None, reply_id: str
     ) -> AsyncIterator[bytes]:
         is_delivered = False
+        episode, call = client.episode, client.call
+        assert call is not None
         try:
             if reply is None:
                 future = asyncio.wrap_future(call.reply)
@@ -234,13 +252,13 @@ class Gateway:
                 yield f"data: {wire.end_of_stream}\n\n".encode()
             is_delivered = True
         finally:
-            episode.leave(call, is_delivered=is_delivered)
+            client.leave(is_delivered=is_delivered)
 
     async def _count_tokens(self, request: Any, episode: AgentCalls) -> Any:
         from starlette.responses import JSONResponse
 
-        data = await _read_body(request)
-        _parse_body(data)
+        data = await _read_body(request, episode)
+        episode.held_bytes -= len(data)
         return JSONResponse({"input_tokens": max(1, len(data) // CHARACTERS_PER_TOKEN)})
 
     async def _list_models(self, request: Any, episode: AgentCalls) -> Any:
@@ -259,11 +277,26 @@ class Gateway:
         return JSONResponse({"name": "rlvr gateway"})
 
 
+@dataclass(slots=True)
+class _Client:
+    """A client that waits for the reply to its call, and how many bytes its request holds."""
+
+    episode: AgentCalls
+    num_bytes: int
+    call: ModelCall | None = None
+
+    def leave(self, *, is_delivered: bool) -> None:
+        """Give the bytes back, and note whether the client has received its reply."""
+        self.episode.held_bytes -= self.num_bytes
+        if self.call is not None:
+            self.episode.leave(self.call, is_delivered=is_delivered)
+
+
 class _DeliveredResponse:
     """An ASGI response that notes whether the client has received it."""
 
-    def __init__(self, response: Any, episode: AgentCalls, call: ModelCall) -> None:
-        self._response, self._episode, self._call = response, episode, call
+    def __init__(self, response: Any, client: _Client) -> None:
+        self._response, self._client = response, client
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_delivered = False
@@ -271,7 +304,7 @@ class _DeliveredResponse:
             await self._response(scope, receive, send)
             is_delivered = True
         finally:
-            self._episode.leave(self._call, is_delivered=is_delivered)
+            self._client.leave(is_delivered=is_delivered)
 
 
 def _note_exception(future: asyncio.Future[ChatReply]) -> None:
@@ -279,22 +312,32 @@ def _note_exception(future: asyncio.Future[ChatReply]) -> None:
         future.exception()
 
 
-async def _read_body(request: Any) -> bytes:
-    """Read the body within its limits of size and time."""
-    parts, size = [], 0
+async def _read_body(request: Any, episode: AgentCalls) -> bytes:
+    """Read the body within its limits of size and time. Its bytes are held by the episode; the caller gives them back."""
+    parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 size += len(part)
+                episode.held_bytes += len(part)
                 if size > MAX_BODY_BYTES:
                     raise GatewayError(413, f"the body has more than {MAX_BODY_BYTES:,} bytes")
+                if episode.held_bytes > MAX_HELD_BYTES:
+                    message = f"the calls of this agent that wait have more than {MAX_HELD_BYTES:,} bytes already"
+                    raise GatewayError(429, message, **{"Retry-After": "1"})
                 parts.append(part)
     except TimeoutError:
+        episode.held_bytes -= size
         raise GatewayError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    except BaseException:
+        episode.held_bytes -= size
+        raise
     return b"".join(parts)
 
 
 def _parse_body(data: bytes) -> dict[str, Any]:
+    if data.count(b",") > MAX_COMMAS:
+        raise GatewayError(400, f"the body has more than {MAX_COMMAS:,} commas; send less")
     try:
         body = json.loads(data)
     except RecursionError:

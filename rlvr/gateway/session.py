@@ -99,6 +99,9 @@ class AgentSession(Session):
                 self._end_agent(f"run for {self.timeout_s:g} s")
                 return None
             if (call := self.calls.take(timeout_s=0 if ended is not None else POLL_S)) is not None:
+                if time.monotonic() > self._deadline:  # something that the agent has left calls on
+                    self._end_agent(f"run for {self.timeout_s:g} s")
+                    return None
                 self._call = call
                 return call.request
             if ended is not None:

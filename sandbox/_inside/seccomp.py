@@ -16,7 +16,7 @@ import struct
 LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_BITS, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 EPERM, EACCES, ENOSYS = 1, 13, 38
-AF_UNIX, AF_INET, AF_INET6, SOCK_STREAM, SOCKET_TYPES, NEW_NAMESPACES = 1, 2, 10, 1, 0xF, 0x7E020000
+AF_UNIX, AF_INET, AF_INET6, SOCK_STREAM, SOCKET_TYPES, IPPROTO_TCP, NEW_NAMESPACES = 1, 2, 10, 1, 0xF, 6, 0x7E020000
 CLONE_PARENT = 0x8000  # a child of the zygote, which it does not know and never reaps: its PID namespace would not end
 SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
 FOR_SUPERVISOR, FOR_PROGRAM, FOR_UNCOUNTED_PROGRAM = 1, 2, 3  # the last: no control group counts the kernel's memory of a program
@@ -109,8 +109,9 @@ def build_filter(machine: str, strictness: int) -> bytes:
     code += [step(RETURN, ALLOW)]
     families = [step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 1, 0)]
     if has_loopback:
-        families = [step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 6, 0), step(JUMP_EQUAL, AF_INET, 1, 0), step(JUMP_EQUAL, AF_INET6, 0, 3)]
-        families += [step(LOAD, 24), step(AND, SOCKET_TYPES), step(JUMP_EQUAL, SOCK_STREAM, 1, 0)]
+        families = [step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 9, 0), step(JUMP_EQUAL, AF_INET, 1, 0), step(JUMP_EQUAL, AF_INET6, 0, 6)]
+        families += [step(LOAD, 24), step(AND, SOCKET_TYPES), step(JUMP_EQUAL, SOCK_STREAM, 0, 3)]
+        families += [step(LOAD, 32), step(JUMP_EQUAL, 0, 2, 0), step(JUMP_EQUAL, IPPROTO_TCP, 1, 0)]  # no other protocol is measured
     code += [step(JUMP_EQUAL, socket, 0, len(families) + 1), *families, step(RETURN, ERRNO | EACCES)]
     return b"".join([*code, step(RETURN, ALLOW)])
 

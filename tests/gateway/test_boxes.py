@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.contracts import ExecutionResult, ExitStatus
+from rlvr.contracts import ExecutionResult, ExitStatus, ToolSession
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.gateway import server as gateway_server
@@ -34,11 +35,12 @@ path.write_text(FIXED)
 
 
 def play(
-    source: str, answers: list[str], sandbox: Any, *, env: Any = "arithmetic", num_tasks: int = 1, seed: int = 1, **settings: Any
+    source: str, answers: Any, sandbox: Any, *, env: Any = "arithmetic", num_tasks: int = 1, seed: int = 1, **settings: Any
 ) -> list[Episode]:
     command = settings.pop("command", None) or ["python3", "-c", ASK + source, "{task}"]
     made = rlvr.make_env("agent", env=env, command=command, sandbox=sandbox, **settings)
-    with rlvr.Rollout(made, "bytes", {"name": "scripted", "answers": answers}, max_length=20_000) as rollout:
+    sampler = answers if callable(answers) else {"name": "scripted", "answers": answers}
+    with rlvr.Rollout(made, "bytes", sampler, max_length=20_000) as rollout:
         found = [e for [e] in rollout.sample([made.task("train", index) for index in range(num_tasks)], seed=seed)]
     made.close()
     return found
@@ -165,6 +167,93 @@ def test_many_agents_share_few_boxes() -> None:
     assert all(e.is_scored for e in episodes) and episodes[0].reward == 1.0
 
 
+@pytest.mark.parametrize("sandbox", BOXES)
+def test_what_an_agent_left_changes_no_file_after_its_end(sandbox: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"""
+FIXED = {read_fix()!r}
+import subprocess
+from pathlib import Path
+[path] = [path for path in Path(".").rglob("*.py") if path.name == "dates.py"]
+ask([user(sys.argv[1])])
+code = "import sys, time; open('began', 'w'); time.sleep(2); open(sys.argv[1], 'w').write(sys.argv[2])"
+subprocess.Popen([sys.executable, "-c", code, str(path), FIXED], start_new_session=True, stdout=subprocess.DEVNULL)
+while not Path("began").exists():
+    pass
+"""
+    plain = ToolSession.artifacts
+    monkeypatch.setattr(ToolSession, "artifacts", lambda self: (time.sleep(4), plain(self))[1])  # a verdict that takes its time
+    [episode] = play(source, ["ready"], sandbox, env={"name": "bugfix", "kinds": ["dates"]})
+    assert episode.is_scored and episode.reward == 0.0
+
+
+@pytest.mark.bubblewrap
+def test_what_an_agent_left_does_not_call_beyond_its_timeout() -> None:
+    source = """
+import os, socket, time
+
+def ask_without_launcher():
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect("/rlvr-gateway/socket")
+        body = json.dumps({"messages": [user(sys.argv[1])]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: a\\r\\nAuthorization: Bearer {os.environ['OPENAI_API_KEY']}\\r\\n"
+        channel.sendall(head.encode() + f"Connection: close\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
+        while channel.recv(4096):
+            pass
+
+for _ in range(8):  # one of their calls always waits
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            ask_without_launcher()
+time.sleep(1)
+os.kill(os.getppid(), 9)
+time.sleep(60)
+"""
+
+    def answer_slowly(prompt: str) -> str:
+        time.sleep(0.5)
+        return "11"
+
+    [episode] = play(source, answer_slowly, "bubblewrap", timeout_s=4, max_turns=60)
+    assert "had run for 4 s" in episode.meta["trouble"] and episode.turns < 30
+
+
+@pytest.mark.parametrize("sandbox", BOXES)
+def test_a_box_that_opens_connections_without_end_takes_few_descriptors_and_keeps_its_own_0(sandbox: str) -> None:
+    source = """
+import socket, time
+kept = []
+for _ in range(900):
+    try:
+        one = socket.socket(socket.AF_UNIX)
+        one.connect("/rlvr-gateway/socket")
+        kept.append(one)
+    except OSError:
+        break
+time.sleep(1)
+print(len(kept))
+kept.clear()
+for _ in range(20):
+    try:
+        ask([user(sys.argv[1])])
+        break
+    except OSError:
+        time.sleep(0.3)
+"""
+    before, seen, done = len(os.listdir("/proc/self/fd")), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            seen[0] = max(seen[0], len(os.listdir("/proc/self/fd")) - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    [episode] = play(source, ["12"], sandbox)
+    done.set()
+    watcher.join()
+    assert episode.is_scored and episode.reward == 0.0 and 20 < seen[0] < 700
+
+
 def test_what_a_command_needs_is_found_by_where_its_program_is(tmp_path: Path) -> None:
     assert prepare_command(["bash", "a task"]).mounts == {} == prepare_command(["no_such_agent"]).mounts
     package = tmp_path / "npm" / "node_modules" / "agent"
@@ -222,10 +311,13 @@ def test_an_agent_in_a_box_is_ended_with_its_call() -> None:
         def stop_call(self) -> None:
             self.is_stopped = True
 
+        def kill_processes(self) -> None:
+            ends.append(2)
+
     ends: list[int] = []
     box: Any = Box()
     agent = BoxAgent(box, ["x"], variables={}, files={}, path=(), stdin="", timeout_s=1, on_end=lambda: ends.append(1))
     assert agent.get_end() is None
     agent.kill()
     agent.kill()
-    assert agent.get_end() == "the agent was ended: the call was stopped" and ends == [1]
+    assert agent.get_end() == "the agent was ended: the call was stopped" and ends == [1, 2]

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import rlvr
 from rlvr.chat.tool_calling import ToolFormat
 from rlvr.episode import Episode
+from rlvr.gateway import server as gateway_server
 from rlvr.gateway.agents import AgentClient
 from rlvr.gateway.calls import AgentCalls
 from rlvr.gateway.formats import MAX_ITEMS, AnthropicMessages, ChatCompletions, Completions, Responses, WireFormat
@@ -156,6 +158,34 @@ def test_half_a_surrogate_pair_is_answered(server: Gateway, wire: type[WireForma
     with episode(server) as (calls, seen):
         status, text = post(server, wire.path, {**body, "stream": is_streamed}, calls.secret)
     assert status == 200 and "I look." in text and len(seen) == 1
+
+
+def test_a_body_that_takes_long_to_parse_is_refused_and_one_that_is_counted_is_not_parsed(server: Gateway) -> None:
+    data = b'{"messages": [' + b"0," * 600_000 + b"0]}"
+    with episode(server) as (calls, seen):
+        status, said = post(server, ChatCompletions.path, data, calls.secret)
+        assert status == 400 and "more than 500,000 commas" in said and not seen
+        assert post(server, "/v1/messages/count_tokens", data, calls.secret)[0] == 200
+        assert calls.held_bytes == 0
+
+
+def test_the_bodies_that_an_episode_holds_have_a_limit_and_are_given_back(server: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_server, "MAX_HELD_BYTES", 100_000)
+    body = {"messages": [{"role": "user", "content": "x" * 40_000}]}
+    with episode(server, delay_s=0.5) as (calls, seen):
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(post(server, ChatCompletions.path, body, calls.secret)[0])) for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(set(found)) == [200, 429] and 0 < len(seen) < 5
+        for wrong in (b"{", b'{"messages": 3}'):
+            post(server, ChatCompletions.path, wrong, calls.secret)
+        assert calls.held_bytes == 0
+        assert post(server, ChatCompletions.path, body, calls.secret)[0] == 200
 
 
 def test_half_a_surrogate_pair_in_an_error_is_answered(server: Gateway) -> None:

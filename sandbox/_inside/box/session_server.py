@@ -102,6 +102,7 @@ class SessionServer:
             "run": self._run_call,
             "put": self._write_file,
             "get": self._read_file,
+            "kill": self._kill_processes,
             "end": self._end_session,
         }[request["box"]]
         try:
@@ -312,6 +313,10 @@ class SessionServer:
         if self.next_shell:
             self.next_shell.close_descriptors()
             self.next_shell = None
+
+    def _kill_processes(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
+        self._kill_everything()
+        return {}, {}
 
     # ---- output, and the time between calls
 
