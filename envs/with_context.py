@@ -61,7 +61,8 @@ class WithContext(Environment):
             env: the environment; it must have conversations of several turns.
             policy: what is done: drop_old_results replaces old results by a mark; summarise lets the policy write notes, with which it goes
                 on after the task; none does nothing.
-            at: the share of the window (`rollout.max_length`) that a conversation may use before that.
+            at: the share of the window (`rollout.max_length`) that a conversation may use before that; what is left must hold the reply with
+                which it gets there, and the notes.
             keep_results: how many of the last results drop_old_results keeps.
             summary_prompt: what the policy is told before it writes its notes.
             summary_heading: what stands between the task and the notes, in the history that goes on from them.
