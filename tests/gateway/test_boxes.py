@@ -214,7 +214,7 @@ time.sleep(60)
         time.sleep(0.5)
         return "11"
 
-    [episode] = play(source, answer_slowly, "bubblewrap", timeout_s=4, max_turns=60)
+    [episode] = play(source, answer_slowly, "bubblewrap", env="bugfix", timeout_s=4, max_turns=60)
     assert "had run for 4 s" in episode.meta["trouble"] and episode.turns < 30
 
 
