@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlvr.contracts import CapacityLimiter, Environment, EnvironmentTraits, Session
+from rlvr.contracts import Environment, EnvironmentTraits, EnvironmentWrapper, Session
 from rlvr.contracts.chat_request import ChatRequest, build_assistant_message
 from rlvr.contracts.session import StepResult
 from rlvr.errors import ConfigError
@@ -30,7 +30,7 @@ MAX_TOKENS_PER_CHARACTER = 2.0
 POLICIES = ("none", "drop_old_results", "summarise")
 
 
-class WithContext(Environment):
+class WithContext(EnvironmentWrapper):
     """The tasks, the tools and the verifier of another environment; a conversation that fills its window loses old results, or goes on from
     a summary that the policy writes.
 
@@ -86,14 +86,12 @@ class WithContext(Environment):
             raise ConfigError(f"at is {at!r}; it must be a share of the window, above 0 and at most 1")
         if keep_results < 0:
             raise ConfigError(f"keep_results is {keep_results}; it must be at least 0")
-        self.env, self.verifier, self.splits = env, env.verifier, env.splits
-        self.tools, self.dialect, self.requires_tool_call = env.tools, env.dialect, env.requires_tool_call
-        self.sub_environments, self.warnings = env.sub_environments, env.warnings
+        super().__init__(env)
+        self.tools, self.requires_tool_call = env.tools, env.requires_tool_call
         self.label = f"{env.label or type(env).__name__} with context"
         self.policy, self.at, self.keep_results = policy, at, keep_results
         self.summary_prompt, self.summary_heading, self.train_summaries = summary_prompt, summary_heading, train_summaries
         self.max_turns = 2 * env.max_turns if max_turns is None else max_turns
-        self.max_prompt_tokens = env.max_prompt_tokens
         self.max_new_tokens = 2 * env.max_new_tokens if max_new_tokens is None else max_new_tokens
 
     @property
@@ -101,38 +99,13 @@ class WithContext(Environment):
         """Each conversation has a session, which has that of the other environment."""
         return EnvironmentTraits(has_sessions=True)
 
-    def task(self, split: str, index: int) -> Task:
-        """Return the task of the other environment."""
-        return self.env.task(split, index)
-
-    def describe_size(self, split: str) -> str:
-        """Describe the number of tasks of the other environment."""
-        return self.env.describe_size(split)
-
-    def num_tasks(self, split: str) -> int | None:
-        """Return the number of tasks of the other environment."""
-        return self.env.num_tasks(split)
-
-    def gold(self, task: Task) -> str | None:
-        """Return the gold answer of the other environment."""
-        return self.env.gold(task)
-
     def oracle_turns(self, task: Task) -> Any:
         """Return the turns of the other environment that solve a task."""
         return self.env.oracle_turns(task)
 
-    def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
-        """Return the limiters of the other environment."""
-        return self.env.get_session_limiters(task)
-
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session of the other environment, whose history is shortened."""
         return ContextSession(task, self.env.new_session(task, seed=seed), self)
-
-    def close(self) -> None:
-        """Close the other environment."""
-        super().close()
-        self.env.close()
 
 
 class ContextSession(Session):

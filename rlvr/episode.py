@@ -201,8 +201,8 @@ class Episode(Hinted):
 
     @property
     def unseen_turn_spans(self) -> list[tuple[int, int]]:
-        """The start and end in `tokens` of each turn that no agent was there to receive (see `meta["unseen_turns"]`). It had no effect, so it
-        is not trained on.
+        """The start and end in `tokens` of each turn that is not trained on: no agent was there to receive it, or it has notes that are not to be
+        trained (see `meta["unseen_turns"]`).
         """
         return self._select_turn_spans("unseen_turns")
 

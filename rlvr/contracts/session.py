@@ -77,7 +77,8 @@ class Session(ABC):
     max_artifact_bytes: ClassVar[int] = 1 << 20
     """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
     unseen_turns: Sequence[int] = ()
-    """The turns that nobody received, because the client of an agent was gone. They are not trained on. Read at the end."""
+    """The turns that are not trained on: nobody received them, because the client of an agent was gone, or they are notes that are not to be
+    trained. Read at the end."""
     context_window: int | None = None
     """How many tokens a conversation may have. A session that sets it to 0 is told before its first turn, and each turn has its `usage`; None:
     the session does not ask."""

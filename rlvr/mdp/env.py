@@ -23,7 +23,7 @@ from gymnasium import spaces
 
 from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.contracts.environment import NUM_PROCEDURAL_TASKS
-from rlvr.episode import StopReason
+from rlvr.episode import StopReason, find_path
 from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.hints import Hinted, add_usage_to_errors
 from rlvr.mdp.limits import get_num_tasks
@@ -262,9 +262,17 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
             self.state.close()
 
     def _update_buffers(self, start: int) -> None:
-        """Update the observation buffers with the tokens from `start` on."""
+        """Update the observation buffers with the tokens from `start` on; after a fork, with the branch that the policy sees."""
         assert self.state is not None
         tokens, end = self.state.tokens, len(self.state.tokens)
+        if segments := self.state.segments:
+            places = [place for a, b in find_path(segments, len(segments) - 1, end) for place in range(a, b)]
+            self._ids.fill(self.pad_id)
+            self._ids[: len(places)] = [tokens[place] for place in places]
+            self._action_mask.fill(0)
+            self._action_mask[: len(places)] = [self.state.action_mask[place] for place in places]
+            self._attention[:] = np.arange(len(self._attention)) < len(places)
+            return
         if end == start + 1:  # the common case: one policy token
             self._ids[start], self._action_mask[start], self._attention[start] = tokens[start], 1, 1
             return
@@ -282,7 +290,7 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
             "input_ids": self._ids.copy(),
             "attention_mask": self._attention.copy(),
             "loss_mask": self._action_mask.copy(),
-            "length": np.array([len(self.state.tokens)], dtype=np.int64),
+            "length": np.array([len(self.state.context)], dtype=np.int64),
         }
 
     def _format_news(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rlvr.errors import ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Task
+from rlvr.training.task_sampling.offline_dataset import tokenize_gold
 from rlvr.turns import Turn
 
 PAGES = 6
@@ -160,3 +162,33 @@ def test_the_tools_and_all_else_that_the_environment_says_of_itself_hold_with_a_
     assert managed.tools and rooms[0] == rooms[1]
     for name in ("requires_tool_call", "warnings", "sub_environments"):
         assert getattr(managed, name) == getattr(plain, name), name
+
+
+def test_a_gymnasium_environment_shows_the_branch_that_the_policy_sees() -> None:
+    [episode, _] = play({"policy": "summarise", "at": 0.6})
+    env = rlvr.make_env(Pages, context={"policy": "summarise", "at": 0.6})
+    gym = rlvr.TokenEnv(env, tokenizer="bytes", max_length=900, max_new_tokens=400)
+    shown, _ = gym.reset(options={"index": 0})
+    lengths, reward, done = [int(shown["length"][0])], 0.0, False
+    for token, acted in zip(episode.tokens, episode.action_mask, strict=True):
+        if acted and not done:
+            shown, reward, terminated, truncated, _ = gym.step(token)
+            done = terminated or truncated
+            lengths.append(int(shown["length"][0]))
+    assert done and reward == 1.0
+    branch = [place for start, end in episode.branches[-1] for place in range(start, end)]
+    assert list(shown["input_ids"][: lengths[-1]]) == [episode.tokens[place] for place in branch]
+    assert list(shown["loss_mask"][: lengths[-1]]) == [int(episode.action_mask[place]) for place in branch]
+    assert shown["attention_mask"].sum() == lengths[-1] == len(branch) and any(b < a for a, b in pairwise(lengths))
+    gym.close()
+
+
+def test_a_gold_conversation_that_would_be_rewritten_is_not_imitated() -> None:
+    env = rlvr.make_env(Pages, context={"policy": "summarise", "at": 0.6})
+    oracle: Any = ["next"] * PAGES
+    env.env.oracle_turns = lambda task: [*oracle, str(task.reference)]  # type: ignore[attr-defined]
+    task = env.task("train", 0)
+    assert tokenize_gold(TokenMDP(env, load_tokenizer("bytes"), max_length=5000, max_new_tokens=400), task)[0]
+    with pytest.raises(ConfigError, match="does not fit the context, so that its history is rewritten"):
+        tokenize_gold(TokenMDP(env, load_tokenizer("bytes"), max_length=900, max_new_tokens=400), task)
+    env.close()

@@ -175,4 +175,9 @@ def tokenize_gold(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
                 mdp.step_turn(state, [*mdp.tokenizer.encode(text), mdp.tokenizer.eos_id][: mdp.count_remaining_turn_tokens(state)])
     finally:
         state.close()
+    if state.segments:  # what the policy would have to write as its notes is not known
+        raise ConfigError(
+            f"the gold conversation of {task.id!r} does not fit the context, so that its history is rewritten, and it cannot be imitated; raise "
+            "rollout.max_length or the environment's `at`"
+        )
     return state.tokens, state.action_mask
