@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import CapacityLimiter, Environment, EnvironmentTraits, EnvironmentWrapper, Sandbox, SandboxSession, Session
+from rlvr.contracts import CapacityLimiter, Environment, EnvironmentTraits, EnvironmentWrapper, ExitStatus, Sandbox, SandboxSession, Session
 from rlvr.contracts.toolsession import ToolSession
-from rlvr.errors import ConfigError, format_suggestion
+from rlvr.errors import ConfigError, SandboxError, format_suggestion
 from rlvr.gateway.agents import AgentClient, BlockingAgentClient, CommandAgent, FunctionAgent, RunningAgent
 from rlvr.gateway.boxes import (
     BOX_URL,
@@ -125,6 +125,8 @@ class Agent(EnvironmentWrapper):
         for name, value in (("timeout_s", timeout_s), ("idle_timeout_s", idle_timeout_s)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of seconds above 0")
+        if env.traits.rewrites_context:
+            raise ConfigError("an agent manages its own context; leave `context` out of env")
         super().__init__(env)
         self.dialect = ""  # calls come and go in the agent's own format
         self.label = f"agent on {env.label or type(env).__name__}"
@@ -143,6 +145,8 @@ class Agent(EnvironmentWrapper):
         self._boxes: Sandbox = FolderSandbox() if trusted else AgentSandbox(sandbox, self._list_mounts, BoxLimits(memory_mb, disk_mb))
         if env.tools and command is not None:
             env.sandbox = self._boxes
+        if self._is_boxed:
+            self._prepare_command()  # what cannot run in a box is said at once
         self._is_in_box = False
         """Whether a box is known to have the program."""
         self._gateway: Gateway | None = None
@@ -222,7 +226,10 @@ class Agent(EnvironmentWrapper):
         ]
         if not self._is_in_box:
             find = 'PATH="$0:$PATH"; command -v -- "$1"'
-            if not box.run(["bash", "-c", find, os.pathsep.join(prepared.path), command[0]]).ok:
+            found = box.run(["bash", "-c", find, os.pathsep.join(prepared.path), command[0]])
+            if found.status is ExitStatus.INTERNAL_ERROR:
+                raise SandboxError(f"the box of the agent failed: {found.reason}")
+            if not found.ok:
                 raise ConfigError(
                     f"the program {command[0]!r} of the agent is not in its box: install it on this machine{self._install_hint} for the sandbox "
                     "bubblewrap, or in the image for the sandbox docker; or set trusted: true to run it on this machine as you"

@@ -61,8 +61,8 @@ class WithContext(EnvironmentWrapper):
             env: the environment; it must have conversations of several turns.
             policy: what is done: drop_old_results replaces old results by a mark; summarise lets the policy write notes, with which it goes
                 on after the task; none does nothing.
-            at: the share of the window (`rollout.max_length`) that a conversation may use before that; what is left must hold the reply with
-                which it gets there, and the notes.
+            at: the share of the window (`rollout.max_length`) that a conversation may use before that. The rest of the window must have room
+                for the reply that crosses this share, and for the notes.
             keep_results: how many of the last results drop_old_results keeps.
             summary_prompt: what the policy is told before it writes its notes.
             summary_heading: what stands between the task and the notes, in the history that goes on from them.
@@ -97,7 +97,7 @@ class WithContext(EnvironmentWrapper):
     @property
     def traits(self) -> EnvironmentTraits:
         """Each conversation has a session, which has that of the other environment."""
-        return EnvironmentTraits(has_sessions=True)
+        return EnvironmentTraits(has_sessions=True, rewrites_context=self.policy != "none")
 
     def oracle_turns(self, task: Task) -> Any:
         """Return the turns of the other environment that solve a task."""
@@ -178,7 +178,8 @@ class ContextSession(Session):
 
     def _drop_old_results(self, reply: StepResult) -> StepResult:
         results = [place for place, message in enumerate(self._messages) if message["role"] != "assistant"]
-        old = [place for place in results[: len(results) - self.env.keep_results] if self._messages[place]["content"] != DROPPED_RESULT]
+        num_kept = max(self.env.keep_results, len(reply.messages))  # the policy has not seen those of this reply
+        old = [place for place in results[: len(results) - num_kept] if self._messages[place]["content"] != DROPPED_RESULT]
         for place in old:
             self._messages[place] = {**self._messages[place], "content": DROPPED_RESULT}
         return self._rewrite(reply, f"{len(old)} old results were dropped") if old else self._go_on(reply)
@@ -204,14 +205,18 @@ class ContextSession(Session):
 
     def select_answer(self, turns: Sequence[Turn]) -> str:
         """Return the answer that the other session selects from the turns that are no notes."""
-        return self.inner.select_answer([turn for number, turn in enumerate(turns) if number not in self._summary_turns])
+        return self.inner.select_answer([turn for number, turn in enumerate(turns) if number not in self._list_summary_turns()])
 
     def artifacts(self) -> Mapping[str, Any]:
         """Return the artifacts of the other session."""
         left = self.inner.artifacts()
         self.warning = self.inner.warning
-        self.unseen_turns = () if self.env.train_summaries else tuple(self._summary_turns)
+        self.unseen_turns = () if self.env.train_summaries else self._list_summary_turns()
         return left
+
+    def _list_summary_turns(self) -> tuple[int, ...]:
+        """Return the turns with notes, also notes at which the episode was truncated: `step` does not get such a turn."""
+        return (*self._summary_turns, *((len(self._turns),) if self._is_summary_next else ()))
 
     def close(self) -> None:
         """Close the other session."""

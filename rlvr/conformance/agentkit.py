@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from rlvr.conformance.check_runner import CheckSkipped, Steps, describe_first_problem
 from rlvr.conformance.gatewaykit import RecordingClient, check_gateway
 from rlvr.contracts import Completion, Environment, Request, Sampler, SamplingParams, Session
-from rlvr.episode import Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.gateway.presets import AGENT_PRESETS
 from rlvr.registry.plugins import build
@@ -135,7 +136,7 @@ class _AgentChecks:
         )
 
     def find_lost_tokens(self) -> Iterator[str]:
-        """Yield what was sampled and is not in an episode once, in its order and with its log-probabilities; or is there without that."""
+        """Yield each turn that was sampled and is missing, repeated, reordered or changed in its episode, and what was never sampled."""
         for kind, (episodes, recording) in (("scripted", self.scripted), ("noise", self.noise)):
             by_task: dict[str, list[Completion]] = {}
             for request, completion in recording.samples:
@@ -147,7 +148,9 @@ class _AgentChecks:
                 if len(turns) != len(sampled):
                     yield f"{kind}: {len(sampled)} turns of {episode.task_id} were sampled, and the episode has {len(turns)}"
                 for number, ((tokens, logprobs), completion) in enumerate(zip(turns, sampled, strict=False)):
-                    if tokens != completion.tokens[: len(tokens)] or logprobs != completion.logprobs[: len(tokens)]:
+                    is_cut = episode.stop_reason is StopReason.TRUNCATED and number == len(turns) - 1
+                    length = len(tokens) if is_cut else len(completion.tokens)
+                    if (tokens, logprobs) != (completion.tokens[:length], completion.logprobs[:length]):
                         yield f"{kind}: turn {number} of {episode.task_id} is not as it was sampled"
                 if sum(len(tokens) for tokens, _ in turns) != episode.num_policy_tokens:
                     yield f"{kind}: {episode.task_id} has {episode.num_policy_tokens} tokens of the policy, and its turns have others"
@@ -171,7 +174,10 @@ class _AgentChecks:
 
     def check_logprobs(self) -> str:
         """Compare the recorded log-probabilities with those of the model, in float32, branch by branch."""
-        worst = max((measure_difference(self.model, episode) for episode in self.noise[0]), default=0.0)
+        found = [measure_difference(self.model, episode) for episode in self.noise[0] if episode.num_policy_tokens]
+        if not found:
+            return "the model without training was asked for no token"
+        worst = max(found, key=lambda value: math.inf if math.isnan(value) else value)
         return "" if worst <= MAX_DIFFERENCE else f"a log-probability is {worst:.2g} from that of the model; at most {MAX_DIFFERENCE:g}"
 
     def check_killed_agent(self) -> str:
@@ -288,5 +294,8 @@ def measure_difference(model: Any, episode: Episode) -> float:
         with torch.no_grad():
             logprobs = torch.log_softmax(model(ids).logits[0].float(), -1)
         for at in acted:
-            worst = max(worst, abs(float(logprobs[at - 1, ids[0, at]]) - episode.logprobs[places[at]]))
+            difference = abs(float(logprobs[at - 1, ids[0, at]]) - episode.logprobs[places[at]])
+            worst = difference if math.isnan(difference) else max(worst, difference)
+            if math.isnan(worst):
+                return worst
     return worst

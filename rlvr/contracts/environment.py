@@ -45,6 +45,8 @@ class EnvironmentTraits:
     """True if it distributes the score over turns."""
     plays_agent: bool = False
     """True if an agent plays its tasks: the prompts are those that the agent sends, and not those of the tasks."""
+    rewrites_context: bool = False
+    """True if a conversation that fills its window goes on from a rewritten history, which only a rollout of rlvr can do."""
 
     @property
     def is_interactive(self) -> bool:

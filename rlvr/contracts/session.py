@@ -80,8 +80,8 @@ class Session(ABC):
     """The turns that are not trained on: nobody received them, because the client of an agent was gone, or they are notes that are not to be
     trained. Read at the end."""
     context_window: int | None = None
-    """How many tokens a conversation may have. A session that sets it to 0 is told before its first turn, and each turn has its `usage`; None:
-    the session does not ask."""
+    """How many tokens the conversation may have. Set it to 0 to ask: the rollout then writes the limit here before the first turn, and each turn
+    has its `usage`. None: the session does not need it."""
     warning: str = ""
     """A problem of this conversation that does not change the verdict, for the record; read at the end. Empty: none."""
 

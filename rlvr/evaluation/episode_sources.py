@@ -69,7 +69,6 @@ def make_mdp(item: SuiteItem, environment: Environment, sampler: Sampler) -> Tok
 
 def make_rollout(item: SuiteItem, mdp: TokenMDP, sampler: Sampler) -> Rollout:
     """Make the rollout of one environment, in this or another process."""
-    sampler.setup(mdp.environment, mdp.tokenizer)
     return Rollout(
         mdp, sampler=sampler, call_timeout_s=item.call_timeout_s or DEFAULT_CALL_TIMEOUT_S, episode_timeout_s=item.episode_timeout_s
     )

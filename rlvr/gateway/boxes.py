@@ -228,11 +228,12 @@ def _find_installation(name: str, found: str) -> tuple[str, list[str], list[str]
         node = os.path.realpath(shutil.which("node") or "/usr/bin/node")
         package = str(Path(*parts[: parts.index("node_modules") + 1]))
         return get_place_in_box(real), [package, node], [os.path.dirname(get_place_in_box(node))]
-    for folder in Path(found).parents:
+    above = [(path, folder) for path in (found, real) for folder in Path(path).parents]
+    for place, folder in above:  # also of a link, as pipx makes it
         if (folder / "pyvenv.cfg").is_file():
             base = Path(os.path.realpath(folder / "bin" / "python")).parents[1]
             # a name stays a name: in a container without the Python of the environment, it is the program of the image
-            program = name if os.sep not in name else get_place_in_box(found)
+            program = name if os.sep not in name and place == found else get_place_in_box(place)
             return program, [str(folder), str(base)], [get_place_in_box(str(folder / "bin"))]
     return get_place_in_box(found), [found], []
 

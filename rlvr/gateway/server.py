@@ -198,11 +198,9 @@ class Gateway:
                 client.leave(is_delivered=False)
                 raise
             if is_streamed:
-                return StreamingResponse(
-                    self._stream(wire, body, client, reply, reply_id),
-                    media_type="text/event-stream",
-                    headers={"Cache-Control": "no-cache"},
-                )
+                events = self._stream(wire, body, client, reply, reply_id)
+                response = StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+                return _DeliveredResponse(response, client, notes_delivery_itself=True)
             assert reply is not None
             _remember(wire, episode, client.call, reply, reply_id)
             return _DeliveredResponse(Response(_to_json(wire.format_reply(body, reply, reply_id)), media_type="application/json"), client)
@@ -284,9 +282,13 @@ class _Client:
     episode: AgentCalls
     num_bytes: int
     call: ModelCall | None = None
+    is_gone: bool = False
 
     def leave(self, *, is_delivered: bool) -> None:
-        """Give the bytes back, and note whether the client has received its reply."""
+        """Give the bytes back, and note whether the client has received its reply. Only the first time counts."""
+        if self.is_gone:
+            return
+        self.is_gone = True
         self.episode.held_bytes -= self.num_bytes
         if self.call is not None:
             self.episode.leave(self.call, is_delivered=is_delivered)
@@ -295,14 +297,15 @@ class _Client:
 class _DeliveredResponse:
     """An ASGI response that notes whether the client has received it."""
 
-    def __init__(self, response: Any, client: _Client) -> None:
-        self._response, self._client = response, client
+    def __init__(self, response: Any, client: _Client, *, notes_delivery_itself: bool = False) -> None:
+        self._response, self._client, self._notes_delivery_itself = response, client, notes_delivery_itself
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_delivered = False
         try:
             await self._response(scope, receive, send)
-            is_delivered = True
+            # a stream notes it itself, unless the client was gone before its first event
+            is_delivered = not self._notes_delivery_itself
         finally:
             self._client.leave(is_delivered=is_delivered)
 

@@ -60,8 +60,8 @@ class AgentSession(Session):
         if self.inner is not None:
             self.inner.start_tools()
         self.gateway.register(self.calls)
-        self._deadline = time.monotonic() + self.timeout_s
         self._agent = self._start(self.calls, self.inner)
+        self._deadline = time.monotonic() + self.timeout_s
         return ()
 
     def first_request(self) -> ChatRequest | None:
@@ -101,6 +101,7 @@ class AgentSession(Session):
             if (call := self.calls.take(timeout_s=0 if ended is not None else POLL_S)) is not None:
                 if time.monotonic() > self._deadline:  # something that the agent has left calls on
                     self._end_agent(f"run for {self.timeout_s:g} s")
+                    self.warning = "; ".join(filter(None, (ended, self.warning)))
                     return None
                 self._call = call
                 return call.request

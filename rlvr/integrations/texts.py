@@ -133,6 +133,10 @@ class TextConversationFactory:
         """
         if environment.traits.plays_agent:
             raise ConfigError("an agent sends whole conversations, and here a policy gets one text after the other; train it with rlvr")
+        if environment.traits.rewrites_context:
+            raise ConfigError(
+                "`context` rewrites histories, and here a policy gets one text after the other; leave `context` out, or train with rlvr"
+            )
         self.environment, self.call_timeout_s = environment, call_timeout_s
         self.dialect = get_dialect(dialect or environment.dialect or "fenced")
         self.session_executor, self.verifier_executor = DaemonThreadExecutor(workers, name="session"), DaemonThreadExecutor(workers)

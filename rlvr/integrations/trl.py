@@ -270,7 +270,6 @@ class RolloutFunction:
         ids = get_model_vocab_size(trainer.model)
         tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model), model_vocab_size=ids)
         mdp = TokenMDP(self.environment, tokenizer, max_new_tokens=trainer.max_completion_length, max_length=self.max_length)
-        self.sampler.setup(self.environment, tokenizer)
         return Rollout(mdp, sampler=self.sampler, call_timeout_s=self.call_timeout_s)
 
     def _make_request(self, prompt: Any, place: int, trainer: Any) -> RolloutRequest:

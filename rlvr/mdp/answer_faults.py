@@ -144,10 +144,12 @@ def resolve_failed_verdict(
     num_steps: int,
     *,
     seed: int = 0,
+    context_window: int = 0,
     retry: Callable[[], Verdict] | None = None,
 ) -> Verdict:
-    """Return the verdict unchanged, or, if something raised and the rule says that the answer is to blame, its own 0. The arguments are
-    those of `verify_conversation`, and `retry`: repeats what raised, if that was neither the session nor the verifier.
+    """Return the verdict unchanged, or, if something raised and the rule says that the answer is to blame, its own 0. The arguments are those
+    of `verify_conversation`, and `context_window`: the tokens that the conversation could have; `retry`: repeats what raised, if that was
+    neither the session nor the verifier.
 
     A verdict without a score that a verifier returned is its own decision, and stays as it is.
     """
@@ -159,20 +161,20 @@ def resolve_failed_verdict(
         return _score(environment, task, ending)
 
     def play_again() -> Verdict:
-        _score(environment, task, _play_turns(environment, task, turns, num_steps, seed=seed))
+        _score(environment, task, _play_turns(environment, task, turns, num_steps, seed=seed, context_window=context_window))
         return verdict  # it worked this time, in another session: a transient failure, without a score
 
     def control() -> None:
         for played in _iter_controls(environment, task, turns):
             try:
-                _score(environment, task, _play_turns(environment, task, played, len(played), seed=seed))
+                _score(environment, task, _play_turns(environment, task, played, len(played), seed=seed, context_window=context_window))
             except SandboxOutage:
                 raise
             except Exception:
                 if [turn.text for turn in played] != [HARMLESS_TEXT]:
                     raise
                 number = (_build_oracle_turn(HARMLESS_NUMBER, 0),)
-                _score(environment, task, _play_turns(environment, task, number, 1, seed=seed))
+                _score(environment, task, _play_turns(environment, task, number, 1, seed=seed, context_window=context_window))
 
     decided = _apply_rule(environment, verdict, control, retry or (verify_again if isinstance(ending, Transcript) else play_again))
     if decided.fault is Fault.ANSWER and not environment.verifier.has_bounded_score:
@@ -208,11 +210,13 @@ def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[],
         return Verdict(0.0, reason, fault=Fault.ANSWER, detail={FAILURE: failed.reason[:600]})
 
 
-def _play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_steps: int, *, seed: int = 0) -> Transcript:
+def _play_turns(
+    environment: Environment, task: Task, turns: Sequence[Turn], num_steps: int, *, seed: int = 0, context_window: int = 0
+) -> Transcript:
     """Play turns in a new session, of which the session receives the first `num_steps`; raise if it fails."""
     if not environment.traits.is_interactive:
         return Transcript(turns[-1].text if turns else "", turns=tuple(turns), step_results=(StepResult(done=True),) * min(1, len(turns)))
-    handle = LazySession(environment, task, seed=seed)
+    handle = LazySession(environment, task, seed=seed, context_window=context_window)
     results: list[StepResult] = []
     try:
         handle.open()

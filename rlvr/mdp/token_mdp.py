@@ -449,6 +449,7 @@ class TokenMDP:
             state.turns,
             len(state.step_results),
             seed=handle.seed if handle else 0,
+            context_window=self.max_length,
             retry=again,
         )
         if decided is not verdict and isinstance(ending, Verdict):

@@ -177,7 +177,8 @@ def count_tokenizer_ids(tokenizer: Tokenizer) -> int:
 def check_model_vocabulary(tokenizer: Tokenizer, num_model_ids: int) -> None:
     """Raise ConfigError if a model has not the ids of its tokenizer.
 
-    A pretrained model may have more of them: it never samples those. A new one for characters or bytes does, and they have no text.
+    More ids than the tokenizer's are allowed, because a pretrained model never samples them. For `chars` and `bytes` they are refused, because
+    an untrained model would sample ids that have no text.
     """
     count = count_tokenizer_ids(tokenizer)
     if num_model_ids < count:

@@ -52,6 +52,8 @@ class SessionHost:
             raise ConfigError(
                 f"{agents[0]} is played by an agent, which sends whole conversations; serve the environment of its tasks instead"
             )
+        if rewriting := [name for name, env in self.envs.items() if env.traits.rewrites_context]:
+            raise ConfigError(f"{rewriting[0]} rewrites histories, which only a rollout of rlvr can do; serve it without `context`")
         self.sandbox: Sandbox | None = build_from_config("sandbox", sandbox) if sandbox else None
         self.sessions: dict[str, WorkerSession] = {}
         self.lock = Lock()

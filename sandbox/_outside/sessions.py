@@ -125,7 +125,7 @@ class PooledSandboxSession(SandboxSession):
                 self._mark_failed("a call was interrupted", broken=False)
                 raise
             if reply.get("fatal"):
-                self._mark_failed(reply["fatal"], broken=header["box"] == "run" and not reply.get("unprovoked"))
+                self._mark_failed(reply["fatal"], broken=header["box"] in ("run", "kill") and not reply.get("unprovoked"))
                 if not {"stop", "errno"} & reply.keys():
                     raise self._make_error()
             return reply, said
@@ -148,8 +148,9 @@ class PooledSandboxSession(SandboxSession):
         if self._request_lock.acquire(blocking=False):
             self._request_lock.release()  # nothing runs
             return
-        with contextlib.suppress(ConnectionBroken, OSError, ValueError):  # then the call fails by itself
-            self._channel.send_stop(time.monotonic() + REPLY_TIMEOUT_S)
+        with self._state_lock, contextlib.suppress(ConnectionBroken, OSError, ValueError):  # then the call fails by itself
+            if not self._end_reason:  # a supervisor that was given back may run a call of the next session
+                self._channel.send_stop(time.monotonic() + REPLY_TIMEOUT_S)
 
     def kill_processes(self) -> None:
         """Kill everything that runs in the session; its files stay."""

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance import agentkit, check_plugin
+from rlvr.conformance import agentkit, check_plugin, gatewaykit
 from rlvr.errors import ConfigError
 from rlvr.gateway import server as gateway_server
-from rlvr.gateway.calls import GatewayError
 from rlvr.mdp.branches import ChatHistory
 from rlvr.mdp.token_mdp import TokenMDP
 
@@ -79,14 +78,8 @@ def mask_last_token(episode: Any) -> Any:
 
 
 def accept_every_key(patch: pytest.MonkeyPatch) -> None:
-    plain = gateway_server.Gateway._find_episode
-
-    def find(self: Any, headers: Any) -> Any:
-        if not self._episodes:
-            raise GatewayError(500, "there is no episode")
-        return plain(self, headers)
-
-    patch.setattr(gateway_server.Gateway, "_find_episode", find)
+    patch.setattr(gateway_server.Gateway, "unregister", lambda self, calls, reason: None)  # the episode stays open
+    patch.setattr(gatewaykit, "TIMEOUT_S", 2.0)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.serve.session_host import SessionHost
 from rlvr.task import Task
 from rlvr.training.task_sampling.offline_dataset import tokenize_gold
 from rlvr.turns import Turn
@@ -148,6 +149,7 @@ def test_what_cannot_be_shortened_is_refused() -> None:
         ("shell", {"at": 0}, "at is 0; it must be a share"),
         ("shell", {"keep_results": -1}, "keep_results is -1"),
         ("shell", {"policy": "forget"}, "policy is 'forget'"),
+        ("shell", {"keep_results": -1}, "keep_results is -1"),
         ("shell", "summarise", "context is 'summarise'; it must be a mapping"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -192,3 +194,41 @@ def test_a_gold_conversation_that_would_be_rewritten_is_not_imitated() -> None:
     with pytest.raises(ConfigError, match="does not fit the context, so that its history is rewritten"):
         tokenize_gold(TokenMDP(env, load_tokenizer("bytes"), max_length=900, max_new_tokens=400), task)
     env.close()
+
+
+def test_results_that_the_policy_has_not_seen_are_not_dropped() -> None:
+    env = rlvr.make_env(Pages, context={"policy": "drop_old_results", "keep_results": 0})
+    session = env.new_session(env.task("train", 0), seed=0)
+    session.start_tools()
+    session.initial_messages()
+    session.context_window = 100
+    replies = [session.step(Turn("next", content="next", usage=(prompt, 40))) for prompt in (50, 150)]
+    assert replies[0] is not None and replies[0].request is None
+    assert replies[1] is not None and replies[1].request is not None
+    contents = [str(message["content"]) for message in replies[1].request.messages]
+    assert contents[2] == "[dropped]" and "page 2: letter" in contents[-1]
+    session.close()
+    env.close()
+
+
+def test_notes_at_which_an_episode_is_truncated_are_no_answer() -> None:
+    env = rlvr.make_env(Pages, context={"policy": "summarise", "train_summaries": False})
+    session = env.new_session(env.task("train", 0), seed=0)
+    session.start_tools()
+    session.initial_messages()
+    session.context_window = 10
+    asked = session.step(Turn("next", content="next", usage=(50, 4)))
+    assert asked is not None and "Write down now" in asked.messages[-1]["content"]
+    assert session.select_answer([Turn("next"), Turn("notes that are cut")]) == "next"
+    session.artifacts()
+    assert tuple(session.unseen_turns) == (1,)
+    session.close()
+    env.close()
+
+
+def test_what_cannot_rewrite_histories_says_so() -> None:
+    context = {"policy": "summarise"}
+    with pytest.raises(ConfigError, match="an agent manages its own context; leave `context` out of env"):
+        rlvr.make_env("agent", env={"name": "shell", "context": context}, function=lambda client, task: None)
+    with pytest.raises(ConfigError, match="rewrites histories, which only a rollout of rlvr can do"):
+        SessionHost({"one": {"name": "search_qa", "context": context}})

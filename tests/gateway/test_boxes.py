@@ -122,12 +122,15 @@ def test_an_agent_that_ends_badly_is_verified_and_says_how(sandbox: str, ending:
 @pytest.mark.parametrize("sandbox", BOXES)
 def test_what_an_agent_starts_in_a_box_ends_with_its_episode(sandbox: str) -> None:
     source = "import subprocess; subprocess.Popen(['setsid', 'sleep', '98765']); ask([user(sys.argv[1])])"
-    [episode] = play(source, ["11"], sandbox)
-    assert episode.reward == 1.0
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and any(b"98765" in _read(place) for place in Path("/proc").glob("[0-9]*/cmdline")):
-        time.sleep(0.1)
-    assert not any(b"98765" in _read(place) for place in Path("/proc").glob("[0-9]*/cmdline"))
+    env = rlvr.make_env("agent", env="bugfix", command=["python3", "-c", ASK + source, "{task}"], sandbox=sandbox)
+    with rlvr.Rollout(env, "bytes", {"name": "scripted", "answers": ["11"]}, max_length=20_000) as rollout:
+        [[episode]] = rollout.sample(env.task("train", 0), seed=1)
+        deadline = time.monotonic() + 30  # the sandbox is still open
+        while time.monotonic() < deadline and any(b"98765" in _read(place) for place in Path("/proc").glob("[0-9]*/cmdline")):
+            time.sleep(0.1)
+        assert not any(b"98765" in _read(place) for place in Path("/proc").glob("[0-9]*/cmdline"))
+    env.close()
+    assert episode.is_scored
 
 
 def _read(place: Path) -> bytes:
@@ -181,7 +184,12 @@ while not Path("began").exists():
     pass
 """
     plain = ToolSession.artifacts
-    monkeypatch.setattr(ToolSession, "artifacts", lambda self: (time.sleep(4), plain(self))[1])  # a verdict that takes its time
+
+    def take_time(self: ToolSession) -> Any:
+        time.sleep(4)
+        return plain(self)
+
+    monkeypatch.setattr(ToolSession, "artifacts", take_time)
     [episode] = play(source, ["ready"], sandbox, env={"name": "bugfix", "kinds": ["dates"]})
     assert episode.is_scored and episode.reward == 0.0
 

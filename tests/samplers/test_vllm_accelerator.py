@@ -149,7 +149,7 @@ def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypa
     monkeypatch.setattr(HFSampler, "get_weight_probe_metrics", lambda self: {"weight_probe/logprob_difference_max": 0.25})
     config = tiny_run(rollout={"max_new_tokens": 5, "max_length": 40, "prompts_per_step": 2, "num_generations": 2})
     train(config, out=tmp_path / "run", console=Console(quiet=True))
-    assert told == [{"precision": "float32", "max_length": 40}]
+    assert told == [{"precision": "float32", "max_length": 40}, {}]  # the rollout knows no more, and what was told before holds
     assert [row["weight_probe/logprob_difference_max"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0.25, 0.25]
 
 
