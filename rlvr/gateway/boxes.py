@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -235,7 +237,17 @@ def _find_installation(name: str, found: str) -> tuple[str, list[str], list[str]
             # a name stays a name: in a container without the Python of the environment, it is the program of the image
             program = name if os.sep not in name and place == found else get_place_in_box(place)
             return program, [str(folder), str(base)], [get_place_in_box(str(folder / "bin"))]
+    if re.fullmatch(r"python[\d.]*", os.path.basename(found)) and (prefix := _ask_python_for_prefix(found)):
+        return name if os.sep not in name else os.path.basename(found), [prefix], [get_place_in_box(f"{prefix}/bin")]
     return get_place_in_box(found), [found], []
+
+
+def _ask_python_for_prefix(program: str) -> str:
+    """Return the folder of an interpreter that may be a script which chooses one, as pyenv installs it; empty if it does not say."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = [program, "-I", "-c", "import sys; print(sys.base_prefix)"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    return ""
 
 
 def _refuse_lost_interpreter(program: str) -> None:

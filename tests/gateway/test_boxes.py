@@ -293,6 +293,14 @@ def test_the_files_that_a_command_names_are_mounted_also_from_a_temporary_folder
         prepare_command([str(script)])
 
 
+def test_an_interpreter_behind_a_script_that_chooses_it_is_found(tmp_path: Path) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    shim.chmod(0o755)
+    found = prepare_command([str(shim), "ask.py"])
+    assert found.words[0] == "python3" and found.path == (get_place_in_box(f"{sys.base_prefix}/bin"),)
+
+
 @pytest.mark.parametrize("sandbox", BOXES)
 def test_a_script_in_a_temporary_folder_is_run_in_a_box(sandbox: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
