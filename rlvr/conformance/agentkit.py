@@ -157,8 +157,7 @@ class _AgentChecks:
 
     def find_reencoded_turns(self) -> Iterator[str]:
         """Yield the turns that came back in a conversation, and whose tokens are not in the prompt of that call."""
-        for episodes, recording in (self.scripted, self.noise):
-            del episodes
+        for _, recording in (self.scripted, self.noise):
             earlier: dict[str, list[Completion]] = {}
             for request, completion in recording.samples:
                 assert request.task is not None and request.chat_prompt is not None

@@ -147,7 +147,6 @@ def test_what_cannot_be_shortened_is_refused() -> None:
     for env, context, words in (
         ("arithmetic", {}, "has one turn, and nothing to shorten"),
         ("shell", {"at": 0}, "at is 0; it must be a share"),
-        ("shell", {"keep_results": -1}, "keep_results is -1"),
         ("shell", {"policy": "forget"}, "policy is 'forget'"),
         ("shell", {"keep_results": -1}, "keep_results is -1"),
         ("shell", "summarise", "context is 'summarise'; it must be a mapping"),
