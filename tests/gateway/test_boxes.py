@@ -275,6 +275,15 @@ def test_what_a_command_needs_is_found_by_where_its_program_is(tmp_path: Path) -
     assert found.words == (get_place_in_box(str(script)), "x")
     assert found.mounts[get_place_in_box(str(tmp_path / "npm" / "node_modules"))] == str(tmp_path / "npm" / "node_modules")
     venv = Path(sys.executable).parents[1]
+    other = tmp_path / "venv"
+    (other / "bin").mkdir(parents=True)
+    (other / "pyvenv.cfg").touch()
+    (other / "bin" / "python").symlink_to(sys.executable)
+    (other / "bin" / "agent").write_text("#!/usr/bin/env python3\n")
+    (other / "bin" / "agent").chmod(0o755)
+    (tmp_path / "agent").symlink_to(other / "bin" / "agent")  # as pipx links a program into a folder of the PATH
+    found = prepare_command([str(tmp_path / "agent")])
+    assert found.words == (get_place_in_box(str(other / "bin" / "agent")),) and get_place_in_box(str(other)) in found.mounts
     found = prepare_command([sys.executable])
     assert found.mounts[get_place_in_box(str(venv))] == str(venv) and found.path == (get_place_in_box(str(venv / "bin")),)
 
