@@ -107,23 +107,34 @@ class LossInputs:
         return self.frozen_logprobs.get("reference")
 
 
+def _declared_by_name() -> Any:
+    """A trait that is true if a component function names it in `declare_traits`."""
+    return field(default=False, metadata={"declared_by_name": True})
+
+
+def _set_by_user(setting: str, default: Any) -> Any:
+    """A trait that is the value of a setting of every policy-gradient algorithm. `SETTINGS` describes the setting and its range."""
+    return field(default=default, metadata={"setting": setting})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmTraits:
     """What an algorithm needs from the learner, and how its batches may be treated. Decided once, when the algorithm is constructed.
+    A new trait is a field here, and the code that acts on it: the constructor of `PolicyGradient` fills the fields of the two kinds above.
 
     >>> AlgorithmTraits(needs_value=True).needs_reference
     False
     """
 
-    num_iterations: int = 1
+    num_iterations: int = _set_by_user("num_iterations", 1)
     """The number of passes that the learner makes over one step's episodes."""
-    sampling_rounds: int = 1
+    sampling_rounds: int = _set_by_user("dynamic_sampling_rounds", 1)
     """Dynamic sampling: the maximum number of sampling rounds in one step, to get enough groups with a learning signal."""
-    requires_group: bool = False
+    requires_group: bool = _declared_by_name()
     """True if answers to the same prompt are compared, so that a group of one gives no learning signal."""
-    skips_zero_variance: bool = False
+    skips_zero_variance: bool = _declared_by_name()
     """True if a group whose answers all have the same score gives no gradient. Dynamic sampling can then replace such groups."""
-    requires_multi_turn: bool = False
+    requires_multi_turn: bool = _declared_by_name()
     """True if the algorithm only makes sense for environments with several turns."""
     needs_reference: bool = False
     """True if the policy is compared with the model `reference`: the policy as it was at first, or the one that `frozen_models` names."""
@@ -136,13 +147,13 @@ class AlgorithmTraits:
     needs_value: bool = False
     needs_entropy: bool = False
     """Whether the loss needs each token's entropy."""
-    needs_greedy_sample: bool = False
+    needs_greedy_sample: bool = _declared_by_name()
     """True if each group needs one additional episode, sampled greedily, with `meta["greedy"]` true."""
-    needs_kl_samples: bool = False
+    needs_kl_samples: bool = _declared_by_name()
     """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["mismatched"]` is
     true).
     """
-    needs_token_context: bool = False
+    needs_token_context: bool = _declared_by_name()
     """True if the loss needs each token's id, completion index and turn index."""
     token_inputs: frozenset[str] = frozenset()
     """The fields of `TokenStats` that the advantages or the loss need. With any of them the old log-probabilities have a pass of their own, before
@@ -152,7 +163,7 @@ class AlgorithmTraits:
     """True if `compute_token_batch_stats` must be called before each optimizer step."""
     syncs_reference: bool = False
     """True if the reference model is periodically moved toward the policy."""
-    backprop_zero_advantage: bool = False
+    backprop_zero_advantage: bool = _declared_by_name()
     """True if an episode with advantage 0 still has a gradient (from a KL or entropy term, or a critic)."""
     count_zero_advantage: bool = True
     """True if episodes with advantage 0 are counted in the denominators of the loss."""
@@ -160,7 +171,7 @@ class AlgorithmTraits:
     """True if the advantages are valid at the current weights only, so that a batch allows a single optimizer step."""
     noop_on_policy: tuple[str, ...] = ()
     """Settings without effect when training is exactly on-policy, because every probability ratio is 1."""
-    use_rollout_logprobs: bool = False
+    use_rollout_logprobs: bool = _set_by_user("old_from_sampler", False)
     """True if the sampler's log-probabilities are used as `old_logprobs`, without a forward pass of the trainer."""
     is_supervised: bool = False
     """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
@@ -176,6 +187,12 @@ class AlgorithmTraits:
     def scoring_models(self) -> tuple[str, ...]:
         """The names of all models beside the policy that score its tokens: the reference first."""
         return tuple(dict.fromkeys((*(["reference"] if self.needs_reference else []), *self.frozen_models)))
+
+
+TRAITS_BY_NAME = tuple(field.name for field in fields(AlgorithmTraits) if field.metadata.get("declared_by_name"))
+"""The traits that a component function turns on by their name."""
+TRAITS_BY_SETTING = tuple(field for field in fields(AlgorithmTraits) if "setting" in field.metadata)
+"""The fields of the traits that are the value of a setting."""
 
 
 class SettingValue(NamedTuple):

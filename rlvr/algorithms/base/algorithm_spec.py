@@ -20,19 +20,14 @@ from rlvr.algorithms.base.settings import (
     find_inactive_settings,
     format_unknown_settings,
 )
-from rlvr.contracts.algorithm import TokenStats
+from rlvr.contracts.algorithm import TRAITS_BY_NAME, TokenStats
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.registry.plugins import load_factory
 
 Function = Callable[..., Any]
-FLAG_TRAITS = (
-    *("requires_group", "skips_zero_variance", "requires_multi_turn", "needs_greedy_sample", "needs_kl_samples", "needs_token_context"),
-    "backprop_zero_advantage",
-)
-"""The fields of `AlgorithmTraits` that a component function turns on by their name."""
 DECLARABLE_INPUTS = frozenset(field.name for field in fields(TokenStats)) - {"penalties"}
 """The fields of `TokenStats` that a component function asks for by their name."""
-DECLARABLE_TRAITS = frozenset((*FLAG_TRAITS, *DECLARABLE_INPUTS, "noop_on_policy", "per_token"))
+DECLARABLE_TRAITS = frozenset((*TRAITS_BY_NAME, *DECLARABLE_INPUTS, "noop_on_policy", "per_token"))
 
 
 def declare_traits(
@@ -43,7 +38,7 @@ def declare_traits(
 ) -> Callable[[Function], Function]:
     """Declare the traits of a component function, by the names of the records in `rlvr.contracts.algorithm`:
 
-    - a field of `AlgorithmTraits`, which becomes true (`FLAG_TRAITS`): requires_group, skips_zero_variance, requires_multi_turn,
+    - a field of `AlgorithmTraits`, which becomes true (`TRAITS_BY_NAME`): requires_group, skips_zero_variance, requires_multi_turn,
       needs_greedy_sample, needs_kl_samples, needs_token_context; backprop_zero_advantage, for a loss that has a gradient where the
       advantage is 0
     - a field of `TokenStats` (`DECLARABLE_INPUTS`), such as old_logprobs, reference_logprobs, entropy or values: an advantage gets it in its `AnswerBatch`;

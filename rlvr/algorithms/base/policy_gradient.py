@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlvr.algorithms.base.algorithm_spec import DECLARABLE_INPUTS, FLAG_TRAITS, AlgorithmSpec
+from rlvr.algorithms.base.algorithm_spec import DECLARABLE_INPUTS, AlgorithmSpec
 from rlvr.algorithms.base.setting_checks import check_setting_combinations
 from rlvr.algorithms.base.settings import find_inactive_settings
 from rlvr.algorithms.functions import advantages as credit
@@ -25,7 +25,17 @@ from rlvr.algorithms.functions import turn_advantages as turns
 from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
 from rlvr.algorithms.functions.answer_batch import AnswerBatch, Groups, Numbers, TokenMasks, expand_to_tokens, whiten_token_advantages
 from rlvr.algorithms.functions.surrogate import SurrogateLoss
-from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, SettingValue, TokenStats
+from rlvr.contracts.algorithm import (
+    EMPTY_TOKEN_STATS,
+    TRAITS_BY_NAME,
+    TRAITS_BY_SETTING,
+    Algorithm,
+    AlgorithmTraits,
+    LossInputs,
+    NestedValues,
+    SettingValue,
+    TokenStats,
+)
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
@@ -84,15 +94,14 @@ class PolicyGradient(Algorithm):
         "whiten": ("none", "str"), "malformed_call_penalty": (0.0, "float"), "overlong_buffer": (0, "int"),
         "overlong_penalty": (0.5, "float"), "loss_aggregation": ("seq-mean-token-mean", "str"), "max_new_tokens": (0, "int"),
         "mask_truncated_completions": (False, "bool"), "mask_malformed_calls": (False, "bool"), "branch_credit": ("all", "str"),
-        "dynamic_sampling_rounds": (1, "int"),
         "beta": (0.0, "float"), "kl_estimator": ("k3", "str"), "kl_in": ("loss", "str"), "kl_target": (None, "float | None"),
         "kl_horizon": (10_000, "int"), "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
-        "entropy_coef": (0.0, "float"), "num_iterations": (1, "int"), "old_from_sampler": (False, "bool"),
-        "importance_sampling_correction": ("none", "str"), "importance_sampling_cap": (2.0, "float"),
+        "entropy_coef": (0.0, "float"), "importance_sampling_correction": ("none", "str"), "importance_sampling_cap": (2.0, "float"),
         "importance_sampling_floor": (0.5, "float"), "vf_coef": (0.1, "float"), "epsilon_value": (0.2, "float | None"),
         "value_pretraining_steps": (0, "int"),
+        **{field.metadata["setting"]: (field.default, str(field.type)) for field in TRAITS_BY_SETTING},
     }  # fmt: skip
-    """The settings of all policy-gradient algorithms: default and type."""
+    """The settings of all policy-gradient algorithms: default and type. Those that are traits stand in `AlgorithmTraits`."""
     critic_settings = ("vf_coef", "epsilon_value", "value_pretraining_steps")
     """The common settings that only apply to algorithms with a critic."""
 
@@ -321,14 +330,13 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
     needs_value, needs_entropy, has_models = "values" in traits, s.entropy_coef != 0, bool(spec.frozen_models)
     needs_reference = s.beta > 0 or "reference_logprobs" in traits or "reference" in spec.frozen_models
     penalties = {"penalties"} if s.beta > 0 and s.kl_in == "reward" else set[str]()
-    flags, loss = {name: name in traits for name in FLAG_TRAITS}, spec.components["loss"]
+    flags, loss = {name: name in traits for name in TRAITS_BY_NAME}, spec.components["loss"]
     flags["skips_zero_variance"] &= not has_models
     flags["backprop_zero_advantage"] |= has_models or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss")
     every_setting = tuple(spec.get_component_defaults_and_types("loss")) if "noop_on_policy" in traits else ()
     return AlgorithmTraits(
         **flags,
-        num_iterations=s.num_iterations,
-        sampling_rounds=s.dynamic_sampling_rounds,
+        **{field.name: getattr(s, field.metadata["setting"]) for field in TRAITS_BY_SETTING},
         needs_value=needs_value,
         divergence_kind="" if divergence == "sampled" else divergence,
         needs_reference=needs_reference,
@@ -337,7 +345,6 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
         needs_entropy=needs_entropy,
         needs_batch_stats=getattr(loss, "compute_token_batch_stats", None) is not None,
         token_inputs=traits & DECLARABLE_INPUTS | penalties,
-        use_rollout_logprobs=s.old_from_sampler,
         off_policy_defaults={} if s.old_from_sampler else {"importance_sampling_correction": "token_truncate"},
         noop_on_policy=every_setting or getattr(loss, "noop_on_policy", ()),
     )
