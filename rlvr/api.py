@@ -8,7 +8,7 @@
     load_model         a Hugging Face model with its tokenizer
     generate           what a policy answers to prompts
     train, evaluate    whole runs
-    load_run           a run folder as data frames; load_evaluation: the samples of an evaluation
+    load_run           a run folder as data frames; load_evaluation: the report of an evaluation
 
 Everything here accepts names and objects alike. Heavy packages (torch, transformers) are imported when a function needs them.
 """
@@ -21,6 +21,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -80,7 +81,6 @@ from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
     from rlvr.evaluation.report import EvalReport
-    from rlvr.evaluation.stored import StoredEvaluation
     from rlvr.mdp.env import TokenEnv
     from rlvr.mdp.vector import TokenVectorEnv
     from rlvr.runs.run import Run
@@ -972,8 +972,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
             function from the text of a prompt, or from `messages` and `tools`, to a turn. The policy may also come first.
         tokenizer: the tokenizer of a model object.
         verifier: with data, or an environment by name: how answers are scored, as in `make_verifier`.
-        settings: `n` answers for each task, `tasks` or `limit` (their number), `temperature`, `system`, `out`, ..., see
-            `rlvr.evaluation.evaluate.evaluate`; and with data those of its environment, such as tools=[...], max_turns=4.
+        settings: `n` answers for each task, `tasks` or `limit` (their number), `k` of pass@k, `temperature`, `system`, `out`, ...,
+            see `rlvr.evaluation.evaluate.evaluate`; and with data those of its environment, such as tools=[...], max_turns=4.
 
     Returns:
         The report: `.accuracy`, `.samples`, `.table()`, `.to_pandas()`, `.compare(other)`.
@@ -990,7 +990,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         if not isinstance(sampling, Mapping):
             raise ConfigError(f"sampling_args is a {type(sampling).__name__}; give a mapping such as {{'max_tokens': 64}}, or keywords")
         settings = {**translate_keywords("evaluate", sampling), **settings}
-    batch_size, metrics = settings.pop("batch_size", None), settings.pop("metrics", ())
+    batch_size, metrics, shown_ks = settings.pop("batch_size", None), settings.pop("metrics", ()), settings.pop("pass_at_k", ())
     unknown_metrics = [name for name in ([metrics] if isinstance(metrics, str) else metrics) if not _is_reported_metric(name)]
     if unknown_metrics:
         raise ConfigError(
@@ -1077,7 +1077,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
             "rlvr.make_env(name, ...), and tools also here: tools=[...], max_turns=4"
         )
     try:
-        return run(env, policy, tokenizer=tokenizer, **{"console": EscapingConsole(stderr=True), **settings})
+        report: EvalReport = run(env, policy, tokenizer=tokenizer, **{"console": EscapingConsole(stderr=True), **settings})
+        return replace(report, shown_ks=tuple(shown_ks))
     finally:
         if isinstance(env, Environment) and env is not of_caller and not has_own_verifier:  # all of it was made here
             env.close()
@@ -1140,8 +1141,8 @@ def load_run(folder: str | Path) -> Run:
 
 
 @add_usage_to_errors
-def load_evaluation(folder: str | Path) -> StoredEvaluation:
-    """Open the folder of an evaluation, written with `out=`: `.samples`, `.to_pandas()`, `.report`, `.compare(other)`."""
-    from rlvr.evaluation.stored import StoredEvaluation
+def load_evaluation(folder: str | Path) -> EvalReport:
+    """Load the report of an evaluation from its folder, written with `out=`: what `rlvr.evaluate` returned. One that was stopped is loaded, too."""
+    from rlvr.evaluation.report import load_report
 
-    return StoredEvaluation(Path(folder).parent if Path(folder).is_file() else folder)  # one of its files names it, too
+    return load_report(Path(folder).parent if Path(folder).is_file() else Path(folder))  # one of its files names it, too

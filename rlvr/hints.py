@@ -11,6 +11,7 @@ import difflib
 import functools
 import inspect
 import logging
+import os
 import re
 import shlex
 import sys
@@ -73,18 +74,23 @@ NAMES: Mapping[str, str] = {
     "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
     "StatefulToolEnv": "subclass rlvr.Environment, with `task` and `new_session`; `rlvr new env NAME --kind tools` writes one",
-    "TrainerCallback": "subclass rlvr.Callback, or transformers.TrainerCallback, and pass callbacks=[...] to rlvr.train or rlvr.Trainer",
     **dict.fromkeys(
         ("Parser", "ThinkParser", "XMLParser", "parse", "parser"),
-        "rlvr.verify('symbolic', answer=..., reference=...): verifiers read boxes and <answer> tags themselves, so nothing is parsed before",
+        "rlvr.verify('symbolic', answer=..., reference=...): verifiers read boxes and <answer> tags themselves, so nothing is parsed before; that the "
+        "tags stand there is rewarded by the verifier 'format', such as verifier={'symbolic': 0.8, 'format': 0.2}",
     ),
+    "EnvGroup": "rlvr.make_env('mixture', envs={'sums': 'arithmetic', 'game': 'guess_number'}), whose tasks are those of all",
+    "Suite": "rlvr.evaluate(['arithmetic', 'countdown'], policy='hf:DIR'), a list of environments, or the name of a suite: `rlvr list suites`",
     **dict.fromkeys(
         ("check_code", "verify_code", "CodeVerifier"),
         "rlvr.verify('unit_tests', answer=text, reference=['assert add(1, 2) == 3']), where the code is in a fenced block of the text",
     ),
     **dict.fromkeys(("evals_df", "list_eval_logs", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"),
     **dict.fromkeys(("from_pretrained", "get_model_and_tokenizer"), "rlvr.load_model(folder), a model and its tokenizer"),
-    "compare": "report.compare(other), or `rlvr compare DIR DIR`",
+    **dict.fromkeys(
+        ("HFModel", "HFPolicy", "HuggingFacePolicy", "TransformersPolicy", "VLLMPolicy"),
+        "rlvr.generate(folder, prompts, n=4, max_new_tokens=64), which returns texts; rlvr.evaluate(env, policy='hf:DIR') scores them",
+    ),
     **dict.fromkeys(
         ("load_tasks", "load_jsonl", "read_jsonl", "load_data", "read_tasks"),
         "a file of questions and answers is an environment: rlvr.make_env(path, verifier='symbolic')",
@@ -96,7 +102,7 @@ NAMES: Mapping[str, str] = {
     ),
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "load_dataset": "the tasks of an environment are rlvr.make_env('arithmetic').to_dataset(100); data of yours is given as it is, as a file, "
-    "a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
+    "a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact', holdout=0.2), which keeps a fifth as the split test",
     "pipeline": "rlvr.generate(folder, prompts, n=2, max_new_tokens=64), which returns texts",
     **dict.fromkeys(
         ("spaces", "wrappers"), "what rlvr.make(env) returns is a gymnasium.Env: its spaces and wrappers are those of gymnasium itself"
@@ -119,7 +125,6 @@ NAMES: Mapping[str, str] = {
     "push_to_hub": "rlvr.load_model(folder).model.push_to_hub(name), a method of transformers",
     "resume": "rlvr.train(recipe, out='runs/a', resume=True)",
     "retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
-    "rollout": _SCORED_SAMPLES,
     "sample": f"rlvr.generate(policy, prompts, n=8) for texts, or {_SCORED_SAMPLES}",
     "scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
@@ -128,7 +133,7 @@ NAMES: Mapping[str, str] = {
 """Names in the module that do not exist, and a call, or a sentence with one."""
 NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     (
-        r"(?:GRPO|PPO|RLOO|DPO|SFT)Trainer",
+        r"\w*Trainer",
         "rlvr.train(model=..., data=rows, verifier=function, steps=10), or the same keywords in rlvr.Trainer(...).fit(); "
         "TRL's words reward_funcs=, train_dataset=, output_dir=, max_steps= and those of GRPOConfig are keywords there",
     ),
@@ -138,7 +143,7 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (r"(?P<algorithm>GRPO|PPO|RLOO|DAPO|DPO|KTO)(?:Algorithm)?", "rlvr.train(model=..., env=..., algorithm='{algorithm}', steps=10)"),
     (
-        r"(?P<algorithm>GRPO|PPO|RLOO|DPO|KTO)Config",
+        r"(?P<algorithm>DPO|KTO)Config",
         "settings are keywords: rlvr.train(model=..., env=..., algorithm='{algorithm}', steps=10, learning_rate=1e-6)",
     ),
     (
@@ -569,20 +574,42 @@ def suggest_rlvr_call(name: str) -> str:
     return ""
 
 
+def find_name_in_plugin_folder(folder: str, name: str) -> Any:
+    """Return the public name of `rlvr` that is looked for in one of its folders of plugins, whose files are found first. For their
+    `__getattr__`.
+    """
+    import rlvr
+
+    package = sys.modules[f"rlvr.{folder}"]
+    frame = sys._getframe(1)  # of the caller of `__getattr__`, which is a partial of this
+    if not name.startswith("_") and not any(os.path.exists(os.path.join(place, f"{name}.py")) for place in package.__path__):
+        try:
+            return getattr(rlvr, name)
+        except AttributeError:
+            hint = suggest_rlvr_call(name) or suggest_name(name, (), folder)
+            message = f"rlvr.{folder} has no {name!r}; {hint}"
+            if is_import_from(frame):  # which would replace the message of an AttributeError
+                raise ImportError(message, name=f"rlvr.{folder}", path=package.__file__) from None
+            raise AttributeError(message, name=name, obj=None) from None
+    raise AttributeError(f"module 'rlvr.{folder}' has no attribute {name!r}", name=name, obj=package)
+
+
 def is_import_from(frame: FrameType) -> bool:
     """Return whether a frame stands at `from module import name`, rather than at `module.name`."""
     return opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
 
 
-def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about a name that the module lacks: one that is written almost like it, and what its words speak of.
+def suggest_name(name: str, names: Iterable[str], topic_words: str = "") -> str:
+    """Return the end of a message about a name that the module lacks: one that is written almost like it, and what its words, else
+    `topic_words`, speak of.
 
     >>> suggest_name("evaluat", ["evaluate", "verify"])[:23]
     "did you mean 'evaluate'"
     """
     near = difflib.get_close_matches(name, list(names), 1, 0.88)
     words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
-    topic = next((_advise(call) for known, call in TOPICS if words & {*known.split()}), "")
+    topics = (_advise(call) for spoken in (words, {*topic_words.split()}) for known, call in TOPICS if spoken & {*known.split()})
+    topic = next(topics, "")
     main = "rlvr.list, verify, evaluate, generate, train, make_env, make_verifier, load_model, load_run; rlvr.Environment, Verifier, Task, Trainer"
     meant = f"did you mean {near[0]!r}? " if near else ""
     return meant + (

@@ -14,6 +14,8 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
@@ -118,6 +120,16 @@ IGNORED: Mapping[str, frozenset[str]] = {
     "evaluate": frozenset({"log_samples", "verbosity", "write_out"}),
 }
 """Keywords of other libraries for what a call does in any case: every step and every sample is logged, and progress is shown."""
+NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "train": {
+        "bf16": (False,),
+        "fp16": (False,),
+        "gradient_accumulation_steps": (1,),
+        "remove_unused_columns": (False,),
+        "use_vllm": (False,),
+    }
+}
+"""Values of such keywords that change nothing here either; other values are explained."""
 FUNCTIONS: Mapping[str, str] = {
     **{f"{verb}_{word}": f"make_{kind}" for verb in ("build", "create", "get", "load", "make") for word, kind in _MAKERS.items()},
     **dict.fromkeys(
@@ -223,6 +235,92 @@ def score_answer(*given: Any, **settings: Any) -> float | None:
     return rlvr.verify(*given, **settings).score
 
 
+def play_episode(env: Any, policy: Any, *, seed: int = 0, **settings: Any) -> Any:
+    """Return the sample of one episode, the first task of the split `test` or of the one that is given: its messages, score and reason.
+
+    >>> play_episode("arithmetic", "scripted:gold").reward
+    1.0
+    """
+    import rlvr
+
+    return rlvr.evaluate(env, policy, tasks=1, n=1, seed=seed, **settings).samples[0]
+
+
+def compare_reports(first: Any, second: Any, *, force: bool = False) -> Any:
+    """Compare two reports of `rlvr.evaluate`, or the folders of evaluations, as `report.compare` does."""
+    import rlvr
+
+    return (rlvr.load_evaluation(first) if isinstance(first, str | Path) else first).compare(second, force=force)
+
+
+class TrainerArguments(dict[str, Any]):
+    """The settings of a run as TRL groups them: keywords of `rlvr.train`, that may be read as attributes.
+
+    >>> TrainerArguments(max_steps=5).max_steps
+    5
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"these settings have no {name!r}, only {', '.join(self) or 'none'}", name=name, obj=None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+@functools.cache
+def make_trainer_class(algorithm: str) -> Any:
+    """Make the trainer that takes the arguments of TRL's, in their order, and is a `rlvr.Trainer`."""
+    import rlvr
+
+    class TrlTrainer(rlvr.Trainer):
+        def __init__(
+            self,
+            model: Any = None,
+            reward_funcs: Any = None,
+            args: Mapping[str, Any] | None = None,
+            train_dataset: Any = None,
+            eval_dataset: Any = None,
+            processing_class: Any = None,
+            **settings: Any,
+        ) -> None:
+            given = {"model": model, "reward_funcs": reward_funcs, "data": train_dataset, "processing_class": processing_class}
+            given = {**(args or {}), **{name: value for name, value in given.items() if value is not None}}
+            given |= {name: value for name, value in settings.items() if value is not None}
+            if eval_dataset is not None:  # held-out tasks belong to the environment
+                given["env"] = rlvr.make_env(given.pop("data"), verifier=given.pop("reward_funcs"), test=eval_dataset)
+            super().__init__(algorithm=given.pop("algorithm", algorithm), **given)
+
+        def train(self, resume_from_checkpoint: Any = None) -> Any:
+            if resume_from_checkpoint:
+                raise ConfigError(
+                    f"a trainer is made for one run; say it when it is made: {type(self).__name__}(..., resume_from_checkpoint=True).train()"
+                )
+            return self.fit()
+
+        @property
+        def state(self) -> Any:
+            """The numbers of the run, as transformers keeps them."""
+            return SimpleNamespace(global_step=self.num_completed_steps, log_history=rlvr.load_run(self.folder).log_history)
+
+    TrlTrainer.__name__ = TrlTrainer.__qualname__ = f"{algorithm.upper()}Trainer"
+    return TrlTrainer
+
+
+def _find_plugin(class_name: str) -> tuple[str, str] | None:
+    """Find the plugin whose class another library would call so, by kind and name: `ArithmeticEnv`, `MathVerifier`, `DockerSandbox`."""
+    import rlvr
+
+    found = re.fullmatch(r"([A-Z]\w*?)(Env(?:ironment)?|Verifier|Reward|Scorer|Sandbox|Tool|Sampler)", class_name)
+    if found is None:
+        return None
+    kind = {"Environment": "env", "Reward": "verifier", "Scorer": "verifier"}.get(found[2], found[2].lower())
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", found[1]).lower()
+    own = {"env": ENVS, "verifier": VERIFIERS}.get(kind, {}).get(words, words)
+    return (kind, own) if own in rlvr.list(kind) else None
+
+
 def find_function(name: str) -> Any:
     """Return the function or class that is called so in another library, and does the same here; None for other names."""
     import rlvr
@@ -237,16 +335,29 @@ def find_function(name: str) -> Any:
         import gymnasium
 
         return getattr(gymnasium, name)
-    own = {"Rubric": make_rubric, "evaluate_policy": evaluate_policy, "score": score_answer} | dict.fromkeys(
-        VERIFIER_DECORATORS, decorate_verifier
-    )
+    if name == "TrainerCallback":
+        import transformers
+
+        return transformers.TrainerCallback
+    if found := re.fullmatch(r"(GRPO|RLOO|PPO)(Trainer|Config)", name):
+        return make_trainer_class(found[1].lower()) if found[2] == "Trainer" else TrainerArguments
+    if (plugin := _find_plugin(name)) is not None:
+        kind, own_name = plugin
+        return functools.partial(getattr(rlvr, f"make_{kind}"), own_name)
+    own = {
+        "Rubric": make_rubric,
+        "compare": compare_reports,
+        "evaluate_policy": evaluate_policy,
+        "rollout": play_episode,
+        "score": score_answer,
+    } | dict.fromkeys(VERIFIER_DECORATORS, decorate_verifier)
     return own.get(name)
 
 
 def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call take the words of other libraries, as its outermost decorator."""
     call = "train" if function.__qualname__ == "Trainer.__init__" else function.__qualname__.removesuffix(".__init__")
-    words = {*SYNONYMS[call], *IGNORED.get(call, ()), BATCH_SIZE, "pass_at_k", "k", "num_samples", "num_fewshot"}
+    words = {*SYNONYMS[call], *IGNORED.get(call, ()), *NEUTRAL.get(call, ()), BATCH_SIZE, "pass_at_k", "k", "num_samples", "num_fewshot"}
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -336,7 +447,7 @@ def _name_num_samples(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _count_answers(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Turn the k of pass@k into the number of answers for each task; a report has pass@k for every k up to that."""
+    """Turn the k of pass@k into the number of answers for each task; the report shows pass@k of these k, too."""
     word = next((word for word in ("pass_at_k", "k") if call == "evaluate" and word in given), "")
     if not word:
         return given
@@ -348,7 +459,7 @@ def _count_answers(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     count = next((name for name in rest if SYNONYMS[call].get(name, name) == "n"), "")
     if count and isinstance(rest[count], int) and rest[count] < max(ks):
         raise ConfigError(f"{word} is {wanted!r:.60}, and {count} is {rest[count]}; pass@{max(ks)} needs {count}={max(ks)}, or more")
-    return rest if count else {**rest, "n": max(ks)}
+    return {**rest, "pass_at_k": ks} | ({} if count else {"n": max(ks)})
 
 
 def translate_env_name(env: Any) -> Any:
@@ -370,6 +481,10 @@ def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str
     """
     if call == "evaluate" and _are_names(given.get("tasks")):  # of environments, as lm-eval has them
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
+    neutral = NEUTRAL.get(call, {})
+    given = {name: value for name, value in given.items() if value not in neutral.get(name, ())}
+    if call == "train" and given.get("bf16") is True:
+        given = {("mixed_precision" if name == "bf16" else name): "bf16" if name == "bf16" else value for name, value in given.items()}
     given = _count_answers(call, _name_num_samples(call, _count_prompts(call, _join_weights(call, given))))
     if call == "evaluate" and given.get("num_fewshot") == 0:
         given = {name: value for name, value in given.items() if name != "num_fewshot"}

@@ -168,8 +168,6 @@ def names(root: Path) -> list[str]:
         for path in (root / package).glob("*.py"):
             if path.stem in sys.stdlib_module_names:
                 found.append(f"{package}/{path.name} hides Python's own {path.stem!r}")
-            if path.stem == "__init__":
-                found.append(f"{package}/__init__.py: the folder is a plain one, without __init__.py")
     return found
 
 
@@ -324,7 +322,6 @@ PLANTED: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
     (names, "rlvr/utils.py", DOC, "its subject"),
     (names, "verifiers/_helpers.py", DOC, "its subject"),
     (names, "envs/json.py", DOC, "hides Python's own"),
-    (names, "sandbox/__init__.py", DOC, "is a plain one"),
     (docstrings, "rlvr/mdp/env.py", "x = 1\n", "module has no docstring"),
     (docstrings, "rlvr/mdp/env.py", DOC + "class A:\n    " + DOC + "    def f(self): ...\n", "f has no docstring"),
     (packages, "rlvr/extra/__init__.py", DOC, "rlvr.extra lies on the disk"),

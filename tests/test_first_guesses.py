@@ -821,7 +821,6 @@ def test_more_first_guesses_of_users_of_other_libraries(tmp_path: Path) -> None:
 def test_an_evaluation_has_the_words_of_inspect() -> None:
     report: Any = rlvr.evaluate(ROWS, lambda prompt: "4", verifier=correct)
     assert report.stderr == next(iter(report.envs.values())).mean_score.stderr > 0
-    assert "write .prompt_messages" in read_message(lambda: report.samples[0].messages)
 
 
 def test_a_report_of_a_run_leads_to_its_log_and_its_model(tmp_path: Path) -> None:
@@ -1079,7 +1078,8 @@ def test_data_has_the_name_that_it_is_given(tmp_path: Path) -> None:
     assert set(api.eval(env, model=lambda prompt: "4", limit=2).envs) == {"sums"}
     report: Any = api.eval({"mine": env, "other": "arithmetic"}, model=lambda prompt: "4", limit=2, out=tmp_path / "e")
     assert report.envs["mine"].accuracy == 0.5 and set(report.envs) == {"mine", "other"}
-    assert repr(api.read_log(tmp_path / "e")).startswith(f"StoredEvaluation('{tmp_path / 'e'}', mine: 0.5, other: ")
+    stored = api.read_log(tmp_path / "e")
+    assert stored.to_dict() == report.to_dict() and str(stored) == str(report) and stored.envs["mine"].accuracy == 0.5
     assert "'auto'; it must be a number" in read_message(lambda: rlvr.make_sampler("hf", batch_size="auto"))
 
 
@@ -1144,7 +1144,10 @@ def test_a_suite_takes_paths_and_what_make_returns_and_an_env_may_have_a_setting
     assert "no environment with a name" in read_message(lambda: rlvr.evaluate({"mine": str(tmp_path / "d.jsonl")}, "scripted:gold"))
     rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, out=tmp_path / "e")
     (tmp_path / "e" / "report.json").write_text('{"envs": {')
-    assert repr(rlvr.load_evaluation(tmp_path / "e")) == f"StoredEvaluation('{tmp_path / 'e'}')"
+    assert "cannot be read as those of a run" in read_message(lambda: rlvr.load_evaluation(tmp_path / "e"))
+    (tmp_path / "e" / "report.json").unlink()  # as after Ctrl-C
+    stopped = rlvr.load_evaluation(tmp_path / "e")
+    assert not stopped.is_complete and stopped.accuracy == 1.0 and "1 samples, not finished" in repr(stopped)
 
 
 def test_a_class_is_registered_with_its_settings_in_the_words_of_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1181,7 +1184,8 @@ def test_an_evaluation_takes_the_k_of_pass_at_k() -> None:
 
     report = rlvr.evaluate("arithmetic", guess, limit=3, num_samples=5, pass_at_k=[1, 3])
     assert {env.n for env in report.envs.values()} == {5} and report.envs["arithmetic"].tasks == 3
-    assert report.pass_at_k(3) == {"arithmetic": 0.0} and {*report.metrics} == {"accuracy", "pass@2", "pass@4", "pass@5"}
+    assert report.pass_at_k(3) == report.pass_at_k() == {"arithmetic": 0.0}
+    assert [*report.metrics] == ["accuracy", "pass@2", "pass@3", "pass@4", "pass@5"] and "k = 3" in str(report)
     assert rlvr.evaluate("arithmetic", guess, tasks=2, k=4).envs["arithmetic"].n == 4
     assert translate_keywords("evaluate", {"tasks": ["arithmetic"], "num_samples": 50}) == {"env": ["arithmetic"], "tasks": 50}
     assert "pass@6 needs n=6" in read_message(lambda: rlvr.evaluate("arithmetic", guess, n=5, pass_at_k=6))
@@ -1215,7 +1219,7 @@ def test_a_model_or_its_folder_is_a_sampler(tmp_path: Path) -> None:
             episodes: Any = rollout.sample(task, n=3, seed=1)[0]
             texts.append([episode.completion for episode in episodes])
             assert len(rollout.sample(iter([task]), n=2)) == 1
-            assert "give tasks, such as" in read_message(functools.partial(api.Rollout.sample, rollout, 2))
+            assert "give tasks, such as" in read_message(functools.partial(api.Rollout.sample, rollout, "arithmetic"))
     assert texts[0] == texts[1]
     assert "episode.prompt_length" in read_message(lambda: episodes[0].prompt)
 
@@ -1469,3 +1473,122 @@ def test_words_of_other_libraries_name_the_call_here() -> None:
         assert words in read_message(lambda name=name: getattr(api, name))
     assert "write .verifier.verify(env.task('train', 0), answer)" in read_message(lambda: api.make_env("arithmetic").score)
     assert "conventions: {worked_out: off} accepts it" in api.verify("symbolic", answer="x + x", reference="2*x").reason
+
+
+def test_the_trainer_of_trl_takes_its_arguments(tmp_path: Path) -> None:
+    from rlvr import GRPOConfig, GRPOTrainer, TrainerCallback
+
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+            seen.append(state.global_step)
+
+    def contains(prompts: Any, completions: Any, answer: Any, **rest: Any) -> list[float]:
+        return [float(right in text) for right, text in zip(answer, completions, strict=True)]
+
+    def short(completions: Any, **rest: Any) -> list[float]:
+        return [1 / (1 + len(text)) for text in completions]
+
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    model = tiny_model(tokenizer)
+    config = GRPOConfig(
+        output_dir=str(tmp_path / "a"),
+        max_steps=2,
+        num_generations=4,
+        per_device_train_batch_size=8,
+        max_completion_length=4,
+        reward_weights=[1.0, 0.5],
+        bf16=False,
+        gradient_accumulation_steps=1,
+        report_to="none",
+        logging_steps=1,
+    )
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
+    trainer: Any = GRPOTrainer(model, [contains, short], config, rows, processing_class=tokenizer, callbacks=[Watch()])
+    assert (
+        issubclass(GRPOTrainer, rlvr.Trainer)
+        and trainer.config.algorithm["name"] == "grpo"
+        and trainer.config.rollout.prompts_per_step == 2
+    )
+    report = trainer.train()
+    assert report.steps == trainer.state.global_step == config.max_steps and seen[-1] == 2
+    assert {"rewards/contains/mean", "rewards/short/mean"} <= trainer.state.log_history[0].keys()
+    trainer.save_model(str(tmp_path / "model"))
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert "resume_from_checkpoint=True).train()" in read_message(lambda: trainer.train(resume_from_checkpoint=True))
+    assert "mixed_precision" in translate_keywords("train", {"bf16": True}) and "bf16" in translate_keywords("train", {"bf16": 3})
+    trainer.close()
+
+
+def test_the_adapter_of_a_model_is_saved_beside_it(tmp_path: Path) -> None:
+    import peft
+
+    with rlvr.Trainer(
+        model=tiny_model(rlvr.load_tokenizer(TOKENIZER)),
+        tokenizer=TOKENIZER,
+        env="arithmetic",
+        steps=1,
+        max_new_tokens=4,
+        peft_config=peft.LoraConfig(r=2),
+        out=tmp_path / "a",
+    ) as trainer:
+        report = trainer.fit()
+        trainer.save_model(tmp_path / "model")
+    report.save_model(tmp_path / "again")
+    for folder in ("model", "again"):
+        assert peft.PeftConfig.from_pretrained(str(tmp_path / folder / "adapter")).r == 2
+        assert (tmp_path / folder / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_an_episode_is_played_and_its_conversation_read(tmp_path: Path) -> None:
+    guesses = iter(["50", "25", "12", "6"])
+    played = api.rollout("guess_number", lambda prompt: next(guesses, "1"), seed=0)
+    roles = [message["role"] for message in played.messages]
+    assert roles[:3] == ["user", "assistant", "user"] and roles[-1] == "assistant" and len(roles) == 2 * played.conversation_stats.turns
+    assert [message["content"] for message in played.messages[1:4]] in (["50", "lower", "25"], ["50", "higher", "25"])
+    assert api.rollout("arithmetic", "scripted:gold").messages[1:] == [
+        {"role": "assistant", "content": rlvr.evaluate("arithmetic", "scripted:gold", tasks=1).samples[0].text}
+    ]
+    rlvr.evaluate("guess_number", lambda prompt: "50", tasks=2, out=tmp_path / "e")
+    assert rlvr.load_evaluation(tmp_path / "e").samples[1].messages[1]["content"] == "50"
+    called = api.rollout("calculator_sums", "scripted:gold").messages
+    assert any(message["role"] == "tool" for message in called) and any("tool_calls" in message for message in called)
+
+
+def test_two_reports_are_compared_by_a_function() -> None:
+    right, wrong = (rlvr.evaluate("arithmetic", policy, tasks=4) for policy in ("scripted:gold", lambda prompt: "x"))
+    assert api.compare(right, wrong).envs["arithmetic"].paired_test.wins == 4
+    assert right.scores == [1.0] * 4
+    hot = rlvr.evaluate("arithmetic", lambda prompt: "x", tasks=4, temperature=1.0)
+    assert "in Python force=True" in read_message(lambda: api.compare(wrong, hot))
+    assert api.compare(wrong, hot, force=True).envs
+
+
+def test_the_folders_of_plugins_have_the_public_names() -> None:
+    from rlvr.envs import ArithmeticEnv, Environment
+    from rlvr.sandbox import run_python
+    from rlvr.verifiers import MathVerifier, Verifier, numeric
+
+    assert (Environment, Verifier) == (rlvr.Environment, rlvr.Verifier) and numeric.make.__name__ == "Numeric"
+    assert ArithmeticEnv().task("train", 0).reference and MathVerifier()("so \\boxed{\\frac12}", "0.5").score == 1.0
+    assert run_python("print(1 + 1)").stdout == "2\n"
+    with pytest.raises(ImportError, match=r"rlvr.verifiers has no 'Rubrik'.*rlvr.make_verifier"):
+        from rlvr.verifiers import Rubrik  # noqa: F401
+    with pytest.raises(AttributeError, match=r"rlvr.sandbox has no 'Container'"):
+        _ = rlvr.sandbox.Container
+
+
+def test_a_decorated_tool_has_a_schema_and_a_rollout_takes_a_number_of_tasks() -> None:
+    @rlvr.tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    assert api.tool(add).schema["parameters"]["required"] == ["a", "b"] and add(2, 3) == 5
+    unwrapped: Any = rlvr.make("arithmetic").unwrapped
+    with rlvr.Rollout("arithmetic", "chars", {"name": "scripted"}) as rollout:
+        groups = rollout.sample(2, n=3)
+        assert [len(group) for group in groups] == [3, 3]
+        assert "tasks is 0" in read_message(lambda: rollout.sample(0))
+    assert "write .environment.task('train', 0)" in read_message(lambda: unwrapped.task)

@@ -24,7 +24,6 @@ from rlvr.envs._data import columns
 from rlvr.evaluation.evaluate import evaluate as evaluate_function
 from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.samples import EvalSample
-from rlvr.evaluation.stored import StoredEvaluation
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.registry.plugins import PLUGIN_KINDS, get_parameters, list_entries, load_factory
 from rlvr.synonyms import SYNONYMS
@@ -216,7 +215,7 @@ def test_a_hint_for_a_name_names_what_exists(name: str, hint: str) -> None:
 
 HINTED = (
     *(rlvr.Environment, rlvr.ExecutionResult, rlvr.Learner, rlvr.Rollout, rlvr.Run, rlvr.Sampler, rlvr.Sandbox, rlvr.Trainer),
-    *(rlvr.Verdict, rlvr.Verifier, EvalReport, EvalSample, StoredEvaluation),
+    *(rlvr.Verdict, rlvr.Verifier, EvalReport, EvalSample),
 )
 """The classes that explain attributes of other libraries."""
 
@@ -358,7 +357,7 @@ def test_one_keyword_has_another_answer_in_each_call() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("from rlvr import GRPOTrainer", r"rlvr has no 'GRPOTrainer'; write rlvr\.train\("),
+        ("from rlvr import SFTTrainer", r"rlvr has no 'SFTTrainer'; write rlvr\.train\("),
         ("from rlvr import Task, Group", r"rlvr has no 'Group'; a group is a list of episodes"),
         ("from rlvr.scorer import match", r"rlvr has no module 'scorer': .*; a scorer is a function"),
         ("import rlvr.trainers", r"rlvr has no module 'trainers': its public names are in rlvr itself; "),

@@ -78,7 +78,8 @@ class ToolExample:
 def tool(method: Method) -> Method:
     """Mark a method of a `Tool`, or a function, as a tool: the policy gets its name, docstring and signature.
 
-    It stays a plain function, with the attributes `name`, `description` and `parameters` (a JSON Schema).
+    It stays a plain function, with the attributes `name`, `description`, `parameters` (a JSON Schema), and `schema`
+    with these three.
 
     >>> @tool
     ... def double(number: int) -> int:
@@ -97,6 +98,7 @@ def tool(method: Method) -> Method:
     made.name, made.description = getattr(method, "__name__", ""), strip_docstring_sections(method.__doc__ or "")
     with suppress(PluginLoadError):  # what cannot be expressed is told when the tool is used, with the name of its class
         made.parameters = build_parameters_schema(method)
+        made.schema = {"name": made.name, "description": made.description, "parameters": made.parameters}  # as chat servers have it
     return method
 
 

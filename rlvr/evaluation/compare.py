@@ -182,7 +182,7 @@ def _compare_runs(runs: tuple[ComparedRun, ComparedRun], *, force: bool, seed: i
     differences = _find_plan_differences(plans, shared) + _find_prompt_differences(runs, shared)
     if differences and not force:
         raise ConfigError(
-            f"{labels[0]} and {labels[1]} cannot be compared: {'; '.join(differences)}. `rlvr compare --force` compares them anyway"
+            f"{labels[0]} and {labels[1]} cannot be compared: {'; '.join(differences)}. `rlvr compare --force`, in Python force=True, compares them anyway"
         )
     found: dict[str, EnvComparison] = {}
     unended = [f"what {run.label} has not sampled yet (run the same command again to resume it)" for run in runs if not run.is_complete]
@@ -206,7 +206,9 @@ def _compare_runs(runs: tuple[ComparedRun, ComparedRun], *, force: bool, seed: i
         raise ConfigError(f"nothing can be compared: {'; '.join(notes)}")
     if gaps and not force:
         again = "" if unended else "`rlvr eval ... --retry` asks again; "
-        raise ConfigError(f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}`rlvr compare --force` compares the others")
+        raise ConfigError(
+            f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}`rlvr compare --force`, in Python force=True, compares the others"
+        )
     adjusted = apply_holm_correction([env.paired_test.p for env in found.values()])
     envs = {name: replace(env, adjusted_p=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
     return RunComparison(labels[0], labels[1], envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)

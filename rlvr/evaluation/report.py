@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from rich.text import Text
 from rlvr.errors import ConfigError
 from rlvr.evaluation.compare import ComparedRun, RunComparison, compare_evaluations
 from rlvr.evaluation.plan import EvalPlan
-from rlvr.evaluation.runner import TokenPrice
-from rlvr.evaluation.samples import EvalSample, samples_to_frame
+from rlvr.evaluation.runner import TokenPrice, load_time_and_token_totals
+from rlvr.evaluation.samples import REPORT_FILE, EvalSample, load_plan, load_samples, samples_to_frame
 from rlvr.evaluation.statistics import Estimate, average_estimates, format_mean, list_k_values
-from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
+from rlvr.evaluation.suite import SuiteItem
+from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary, summarize_env
 from rlvr.hints import Hinted
 from rlvr.plugin_files import shorten_plugin_files
+from rlvr.runs.run_log import explain_damaged_run
 from rlvr.runs.tables import EscapingConsole, align_numbers, make_table
 
 if TYPE_CHECKING:
@@ -49,10 +52,8 @@ class EvalReport(Hinted):
     []
     """
 
-    _synonyms = dict.fromkeys(("score", "mean_reward"), "accuracy")
+    _synonyms = {"score": "accuracy", "mean_reward": "accuracy", "reward": "scores", "rewards": "scores"}
     _hints = {
-        "rewards": "write [sample.score for sample in report.samples]",
-        "reward": "write .accuracy, or [sample.score for sample in report.samples]",
         "results": "write .accuracy or .to_dict() for the figures, .samples or .to_pandas() for the answers",
         "episodes": "write .samples, or .to_pandas()",
         "rollouts": "write .samples, or .to_pandas()",
@@ -66,7 +67,8 @@ class EvalReport(Hinted):
         "errors": "write [sample.reason for sample in report.samples if sample.score is None]",
         "unscored": "write [sample for sample in report.samples if sample.score is None]",
         "retry": "give out= to rlvr.evaluate, and call it again with retry=True",
-        "save": "give out= to rlvr.evaluate",
+        "save": "give out= to rlvr.evaluate; rlvr.load_evaluation reads that folder",
+        "report": "this is the report: write .table(), .metrics or .to_dict()",
     }
     suite: str
     run_folder: Path | None
@@ -82,6 +84,10 @@ class EvalReport(Hinted):
     """Bytes of an unfinished last line that a killed process left."""
     samples: Sequence[EvalSample] = ()
     """Every sample, in the order of the tasks: prompt, answer, score and reason."""
+    shown_ks: tuple[int, ...] = ()
+    """The k of pass@k that were asked for; shown beside the powers of two."""
+    is_complete: bool = True
+    """Whether everything of the plan was sampled; false for the folder of an evaluation that was stopped."""
 
     @property
     def withheld_envs(self) -> list[str]:
@@ -106,6 +112,11 @@ class EvalReport(Hinted):
         return self.compute_mean_over_envs()
 
     @property
+    def scores(self) -> list[float | None]:
+        """The score of every sample, in the order of `samples`; None: it has none."""
+        return [sample.score for sample in self.samples]
+
+    @property
     def metrics(self) -> dict[str, float | None]:
         """The accuracy and pass@k as a flat mapping, such as for a tracker; of several environments each under its name too.
 
@@ -118,16 +129,18 @@ class EvalReport(Hinted):
             if place:
                 found[f"{place}accuracy"] = env.mean_score.value if env.mean_score and not env.is_headline_withheld else None
             estimates = env.metrics_at_k.get("pass_at", {})
-            shown = [k for k in list_k_values(env.n) if k > 1 and k in estimates]
+            shown = [k for k in sorted({*list_k_values(env.n), *self.shown_ks}) if k > 1 and k in estimates]
             found |= {f"{place}pass@{k}": estimate.value if (estimate := estimates[k]) else None for k in shown}
         return found
 
-    def pass_at_k(self, k: int) -> dict[str, float | None]:
-        """Return pass@k of each environment: the chance that one of k answers is right, without bias; None where it is not known.
+    def pass_at_k(self, k: int | None = None) -> dict[str, float | None]:
+        """Return pass@k of each environment: the chance that one of k answers is right, without bias; None where it is not known. Without k: of
+        all answers to a task.
 
         Raises:
             ConfigError: fewer than k answers were sampled for each task.
         """
+        k = min((env.n for env in self.envs.values()), default=1) if k is None else k
         if wrong := [env for env in self.envs.values() if not 1 <= k <= env.n]:
             raise ConfigError(f"pass@{k} of {wrong[0].name} needs n={k} answers for each task, and {wrong[0].n} were sampled; raise n")
         if lacking := [env for env in self.envs.values() if k > 1 and k not in env.metrics_at_k["pass_at"]]:
@@ -180,7 +193,9 @@ class EvalReport(Hinted):
 
     def __repr__(self) -> str:
         accuracy = "withheld" if self.accuracy is None else f"{self.accuracy:.4g}"
-        return f"EvalReport({self.suite!r}, {shorten_plugin_files(self.plan.policy)!r}, accuracy={accuracy}, {len(self.samples)} samples)"
+        unfinished = "" if self.is_complete else ", not finished"
+        policy = shorten_plugin_files(self.plan.policy)
+        return f"EvalReport({self.suite!r}, {policy!r}, accuracy={accuracy}, {len(self.samples)} samples{unfinished})"
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the samples as a data frame, one row for each; the metrics of the environments are in `to_dict`."""
@@ -193,8 +208,8 @@ class EvalReport(Hinted):
     def to_compared_run(self) -> ComparedRun:
         """Return the samples for a comparison."""
         label = str(self.run_folder or shorten_plugin_files(self.plan.policy))
-        num_tasks = {name: env.tasks for name, env in self.envs.items()}
-        return ComparedRun(label, self.plan, {sample.key: sample for sample in self.samples}, num_tasks, is_complete=True)
+        num_tasks = {name: env.tasks for name, env in self.envs.items()} if self.is_complete else {}
+        return ComparedRun(label, self.plan, {sample.key: sample for sample in self.samples}, num_tasks, self.is_complete)
 
     def compute_mean_over_envs(self, *, allow_unscored: bool = False) -> Estimate | None:
         """Compute the mean score over the environments, each with the same weight.
@@ -217,6 +232,32 @@ class EvalReport(Hinted):
         return {"suite": self.suite, "run": str(self.run_folder) if self.run_folder else None, "envs": envs, **told, **cost}
 
 
+def load_report(folder: Path) -> EvalReport:
+    """Load the report of an evaluation from its folder. One that was stopped has no `report.json`: its figures are those of the samples
+    that it wrote, without those of majorities.
+    """
+    plan = load_plan(folder)
+    with explain_damaged_run(folder):
+        samples = [sample for _, sample in sorted(load_samples(folder).items())]
+        is_complete = (folder / REPORT_FILE).is_file()
+        if is_complete:
+            stored = json.loads((folder / REPORT_FILE).read_text("utf-8"))
+            envs = {str(name): EnvSummary.from_report_dict(row) for name, row in stored["envs"].items()}
+        else:
+            envs = {item.name: _summarize_stored_samples(plan, item, samples) for item in plan.envs}
+        seconds, tokens = load_time_and_token_totals(folder)
+    added = len(samples)  # by the calls that wrote the folder: none of them is told apart
+    return EvalReport(plan.suite, folder, plan, envs, seconds, tokens, added, samples=samples, is_complete=is_complete)
+
+
+def _summarize_stored_samples(plan: EvalPlan, item: SuiteItem, samples: Sequence[EvalSample]) -> EnvSummary:
+    groups = dict[int, list[EvalSample]]()
+    for sample in samples:
+        if sample.key[0] == item.name:
+            groups.setdefault(sample.key[1], []).append(sample)
+    return summarize_env(item.name, groups, n=plan.get_samples_per_task(item), tasks=len(groups))
+
+
 def print_report(console: Console, report: EvalReport, *, allow_unscored: bool = False, price: TokenPrice | None = None) -> None:
     """Print the headline of each environment with its counts, the metrics at k, and the warnings."""
     plan, envs = report.plan, list(report.envs.values())
@@ -227,7 +268,7 @@ def print_report(console: Console, report: EvalReport, *, allow_unscored: bool =
     console.print(build_headline_table(envs, allow_unscored, report.compute_mean_over_envs(allow_unscored=allow_unscored)))
     if several := [env for env in envs if env.n > 1 and env.mean_score and (allow_unscored or not env.is_headline_withheld)]:
         console.print()
-        console.print(_build_metrics_table(several, console.width))
+        console.print(_build_metrics_table(several, console.width, report.shown_ks))
     lines = [line for env in envs for line in list_warnings(env, allow_unscored)]
     if lines:
         console.print()
@@ -275,11 +316,12 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
     return align_numbers(make_table(head, rows))
 
 
-def _build_metrics_table(envs: Sequence[EnvSummary], width: int) -> Table:
-    """Build the table of metrics at k, with as many of the largest values of k as fit the width of the screen."""
-    ks = sorted({k for env in envs for k in list_k_values(env.n) if k > 1})
+def _build_metrics_table(envs: Sequence[EnvSummary], width: int, asked_ks: Sequence[int] = ()) -> Table:
+    """Build the table of metrics at k, with the values of k that were asked for, and as many of the largest others as fit the screen."""
+    asked = {k for k in asked_ks if k > 1}
     name = max([len(env.name) for env in envs] + [11])
-    ks = ks[-max((width - name - 8) // 19, 1) :]
+    others = sorted({k for env in envs for k in list_k_values(env.n) if k > 1} - asked, reverse=True)
+    ks = sorted([*asked, *others[: max((width - name - 8) // 19 - len(asked), 0 if asked else 1)]])
     rows: list[list[str | Text]] = []
     for env in envs:
         for place, (key, label) in enumerate((key, label) for key, label in METRIC_LABELS.items() if key in env.metrics_at_k):

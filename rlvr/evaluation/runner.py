@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlvr.contracts import Environment, Sampler
+from rlvr.contracts import Environment, Sampler, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError
 from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalEpisodeSource, RemoteSourceFactory, make_mdp
@@ -21,6 +21,7 @@ from rlvr.evaluation.samples import TIMES_FILE, Key, SampleStore, digest_prompt_
 from rlvr.evaluation.statistics import format_mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.transcript import decode_messages_after_prompt
 from rlvr.registry.plugins import PluginSpec
 from rlvr.rollout.rollout import RolloutRequest
 from rlvr.runs.progress import ProgressReporter
@@ -73,6 +74,8 @@ class EvalRunner:
         scores = [sample_store.samples[key].score for key in self.stored_keys]
         self.are_fractions = all(0 <= (score or 0.0) <= 1 for score in scores)
         self.score_sum, self.num_scored = sum(score or 0.0 for score in scores), sum(score is not None for score in scores)
+        self._tokenizers: dict[str, Tokenizer] = {}
+        """The tokenizer of each environment that is being sampled."""
         self.num_samples = self.output_tokens = self.input_tokens = self.num_turns = self.num_calls = 0
         self.start_time = self.last_store_time = time.perf_counter()
         self.attempt_id = str(time.time_ns())
@@ -155,6 +158,7 @@ class EvalRunner:
     ) -> EnvRequests:
         mdp = make_mdp(item, environment, sampler)
         _check_prompt_room(mdp, requests)
+        self._tokenizers[item.name] = mdp.tokenizer
         sampling = self.plan.make_sampling(item, mdp.tokenizer.stop_ids)
         return EnvRequests(item, mdp, sampling, list(self._iter_batches(sampler, requests)))
 
@@ -178,7 +182,11 @@ class EvalRunner:
                     yield asked
 
     def _store_sample(self, episode: Episode, request: RolloutRequest) -> None:
-        sample = self.sample_store.append({**episode_to_json(0, episode, []), "reference": request.task.reference})
+        row = {**episode_to_json(0, episode, []), "reference": request.task.reference}
+        if episode.turns > 1 and not row.get("session"):  # the tokens alone say it to nobody who has not the tokenizer
+            messages = decode_messages_after_prompt(row, self._tokenizers[get_sample_key(request)[0]])
+            row |= {"messages": messages} if messages else {}
+        sample = self.sample_store.append(row)
         self.num_samples += 1
         self.output_tokens += sample.tokens
         self.input_tokens += sample.prompt_tokens

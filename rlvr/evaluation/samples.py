@@ -27,6 +27,7 @@ from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 from rlvr.evaluation.plan import EvalPlan, merge_plans
 from rlvr.hints import Hinted
+from rlvr.mdp.transcript import load_messages_after_prompt
 from rlvr.plugin_files import resolve_plugin_files
 from rlvr.runs.conversation_stats import ConversationStats, count_turns_and_calls
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
@@ -63,7 +64,6 @@ class EvalSample(Hinted):
     _hints = {
         "scores": "write .score, or .verdict",
         "error": "write .reason",
-        "messages": "write .prompt_messages for those of the prompt, and .text for what the policy wrote",
         "answer": "write .text, what the policy wrote, or .reference, the right answer",
     }
     key: Key
@@ -93,6 +93,8 @@ class EvalSample(Hinted):
     """The prompt, with a system message if there was one."""
     reference: Any = None
     """The right answer."""
+    conversation: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    """The messages after the prompt, of a conversation of several turns or with tools: turns, calls, results, replies."""
 
     @property
     def env(self) -> str:
@@ -103,6 +105,13 @@ class EvalSample(Hinted):
     def prompt(self) -> str:
         """The text of the prompt."""
         return "\n\n".join(message["content"] for message in self.prompt_messages)
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """The whole conversation, in the format of chat servers: the prompt, what the policy wrote, and what it got back. Of an agent
+        these are the messages of its last call of the policy, and the turn that answers it.
+        """
+        return [*self.prompt_messages, *(self.conversation or [{"role": "assistant", "content": self.text}])]
 
     @property
     def is_correct(self) -> bool:
@@ -137,6 +146,7 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
             conversation_stats=count_turns_and_calls(row["turns"], row.get("session")),
             prompt_messages=row["prompt"],
             reference=row["reference"],
+            conversation=tuple(load_messages_after_prompt(row.get("session") or {}) or row.get("messages") or ()),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(

@@ -136,6 +136,17 @@ class EnvSummary(Hinted):
             "refused": self.is_headline_withheld,
         }
 
+    @classmethod
+    def from_report_dict(cls, data: Mapping[str, Any]) -> EnvSummary:
+        """Build the summary that `to_report_dict` converted."""
+
+        def read(estimate: Any) -> Estimate | None:
+            return Estimate.from_dict(estimate) if estimate else None
+
+        at = {name: {int(k): read(found) for k, found in figures.items()} for name, figures in data["metrics_at_k"].items()}
+        rest = {name: value for name, value in data.items() if name != "refused"}
+        return cls(**{**rest, "mean_score": read(data["mean_score"]), "metrics_at_k": at})
+
 
 def summarize_env(
     name: str, groups: Mapping[int, Sequence[EvalSample]], *, n: int, tasks: int, votes: Votes | None = None, select: str = ""

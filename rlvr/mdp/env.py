@@ -76,7 +76,10 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
     }
     _hints = {
         "seed": "write env.reset(seed=0)",
-        **dict.fromkeys(("task", "num_tasks", "splits"), "it is of the environment inside: env.environment.verifier"),
+        **{
+            name: f"it is of the environment inside: write .environment.{call}"
+            for name, call in (("task", "task('train', 0)"), ("num_tasks", "num_tasks('train')"), ("splits", "splits"))
+        },
     }
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
 

@@ -138,7 +138,7 @@ class Rollout(Hinted):
 
     def sample(
         self,
-        tasks: Task | Iterable[Task],
+        tasks: Task | Iterable[Task] | int,
         *,
         n: int = 1,
         seed: int = 0,
@@ -149,7 +149,7 @@ class Rollout(Hinted):
         """Sample `n` episodes of each task; returns one group per task, in order. The same arguments give the same episodes.
 
         Args:
-            tasks: the tasks, or a single one.
+            tasks: the tasks, a single one, or how many of the first of the split `train`.
             n: the number of episodes of each task.
             seed: the seed of all randomness, for example the number of the training step.
             temperature: 0 is greedy.
@@ -158,8 +158,13 @@ class Rollout(Hinted):
         """
         if n < 1:
             raise ConfigError(f"n is {n}; at least one episode of each task must be sampled")
+        if isinstance(tasks, int) and not isinstance(tasks, bool) and tasks > 0:
+            tasks = [self.mdp.environment.task("train", index) for index in range(tasks)]
         if isinstance(tasks, str | Mapping) or not isinstance(tasks, Task | Iterable):
-            raise ConfigError(f"tasks is {tasks!r:.60}; give tasks, such as [env.task('train', index) for index in range(2)]")
+            raise ConfigError(
+                f"tasks is {tasks!r:.60}; give tasks, such as [env.task('train', index) for index in range(2)], or the number of the first ones "
+                "of the split train"
+            )
         requests = _make_group_requests([tasks] if isinstance(tasks, Task) else [*tasks], n, seed)
         episodes = self.collect(requests, SamplingParams(temperature, top_p, top_k), version=self.version)
         return [episodes[start : start + n] for start in range(0, len(episodes), n)]

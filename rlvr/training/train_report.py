@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,10 +74,14 @@ class TrainReport(Hinted):
         return list(read_metrics(Path(self.run)))
 
     def save_model(self, folder: str | Path) -> None:
-        """Write the trained model and its tokenizer to a folder that transformers, vLLM and `rlvr.load_model` can load."""
+        """Write the trained model and its tokenizer to a folder that transformers, vLLM and `rlvr.load_model` can load; with LoRA the merged
+        model, and the adapter alone in the folder `adapter`, as peft loads it.
+        """
         import rlvr
 
         rlvr.load_model(self.run).save_pretrained(folder)
+        if (adapter := Path(self.run) / "checkpoints" / "last" / "adapter").is_dir():
+            shutil.copytree(adapter, Path(folder) / "adapter", dirs_exist_ok=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON."""

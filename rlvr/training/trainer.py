@@ -440,10 +440,16 @@ class Trainer(Hinted):
         self.last_saved_step = run_on_main(self.accelerator, set_aside)
         return self.last_saved_step
 
-    def save_model(self, folder: Path) -> None:
-        """Write the current weights and the tokenizer, as transformers loads them. A collective operation."""
+    def save_model(self, folder: str | Path) -> None:
+        """Write the current weights and the tokenizer, as transformers loads them; with LoRA the merged weights, and the adapter alone
+        in the folder `adapter`, as peft loads it. A collective operation.
+        """
+        folder = Path(folder)
         self.learner.weights.save(folder)
         run_on_main(self.accelerator, lambda: to_transformers_tokenizer(self.tokenizer).save_pretrained(folder))
+        if (matrices := adapter.get_adapter_state(self.model)) is not None:
+            base = str(self.config.model.path or self.folder / "base")
+            run_on_main(self.accelerator, lambda: adapter.save_adapter(self.model, matrices, folder / "adapter", base))
 
     def restore(self, checkpoint_folder: Path) -> None:
         """Restore the state of a checkpoint, whose weights the model has already, and cut the logs to its step."""

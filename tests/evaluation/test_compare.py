@@ -500,13 +500,13 @@ def test_a_damaged_file_of_a_loaded_run_is_one_message(tmp_path: Path, text: str
     for folder in (a, trained):
         (folder / "report.json").write_text(text, "utf-8")
     with pytest.raises(ConfigError, match="cannot be read as those of a run"):
-        _ = rlvr.load_evaluation(a).report
+        _ = rlvr.load_evaluation(a)
     with pytest.raises(ConfigError, match="cannot be read as those of a run"):
         _ = rlvr.load_run(trained).report
     rows = [json.loads(line) for line in (a / "episodes.jsonl").read_text("utf-8").splitlines()]
     (a / "episodes.jsonl").write_text("".join(json.dumps(row | {"session": 5}) + "\n" for row in rows), "utf-8")
     with pytest.raises(ConfigError, match=rf"{a}/episodes.jsonl: a row is not a sample of an evaluation"):
-        _ = rlvr.load_evaluation(a).samples
+        _ = rlvr.load_evaluation(a)
 
 
 @pytest.mark.parametrize(
@@ -516,7 +516,6 @@ def test_a_damaged_row_is_one_message_that_names_its_folder(tmp_path: Path, dama
     a, b = two(tmp_path, tasks=2)
     rows = [json.loads(line) for line in (a / "episodes.jsonl").read_text("utf-8").splitlines()]
     (a / "episodes.jsonl").write_text("".join(json.dumps(row | damage) + "\n" for row in rows), "utf-8")
-    opened = rlvr.load_evaluation(a)
-    for read in (opened.to_pandas, lambda: opened.compare(b), lambda: rlvr.load_evaluation(b).compare(a)):
+    for read in (lambda: rlvr.load_evaluation(a), lambda: rlvr.load_evaluation(b).compare(a)):
         with pytest.raises(ConfigError, match=rf"{a}/episodes.jsonl: a row is not a sample of an evaluation"):
             read()
