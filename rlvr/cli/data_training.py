@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.cli.settings import find_config_key
-from rlvr.config.config import RunConfig, find_recipes, validate_config
+from rlvr.config.config import RunConfig, find_recipes, translate_overrides, validate_config
 from rlvr.config.data_source import HUB_PREFIX, is_data_source
 from rlvr.config.overrides import apply_overrides
 from rlvr.conformance.gold_check import find_unreadable_references
@@ -106,7 +107,8 @@ def write_data_recipe(
             f"no model is named to train on {data}; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: "
             f"rlvr train {data} --model Qwen/Qwen2.5-0.5B-Instruct"
         )
-    folder = out or Path("runs") / f"{_make_run_name(data)}-{datetime.now():%Y%m%d-%H%M%S}"
+    named_out = Path(str(own["out"])).expanduser() if own.get("out") else None
+    folder = out or named_out or Path("runs") / f"{_make_run_name(data)}-{datetime.now():%Y%m%d-%H%M%S}"
     kept = folder / RECIPE_FILE
     with build_from_config("env", {**env, **(asked or {})}) as environment:
         found = {key: value for key, value in getattr(environment, "guessed_columns", {}).items() if key not in (asked or {})}
@@ -117,7 +119,8 @@ def write_data_recipe(
         if checked.problems:
             console.print(Text(checked.describe(MAX_LISTED_GOLDS), style="yellow"), soft_wrap=True)
     recipe = apply_overrides(_make_recipe(env, model, _detect_machine_kind()), overrides)
-    config = validate_config(recipe, data)
+    config = validate_config(recipe, "the command line")
+    recipe.pop("out", None)
     if config.model.path is not None:
         _ = config.model.local_folder  # raises for a missing model before anything is written
     if os.environ.get("RANK", "0") == "0" and not kept.exists():  # only rank 0 writes
@@ -135,11 +138,12 @@ def needs_no_recipe(target_or_override: str) -> bool:
     ]
 
 
-def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str) -> RunConfig:
+def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str, verifier: str = "") -> RunConfig:
     """Make the configuration of `rlvr train ENV --model MODEL`, also written `rlvr train env=ENV`; the sizes are those of a first run."""
     if not SETTING_PATTERN.match(target):
         target = f"{'env' if target in [entry.name for entry in list_entries('env')] else 'algorithm'}={target}"
-    own = apply_overrides({}, [target, *overrides])
+    overrides = [*translate_overrides([target]), *overrides]
+    own = apply_overrides({}, overrides)
     env = own.get("env")
     example = "rlvr train env=arithmetic --model Qwen/Qwen2.5-0.5B-Instruct"
     if not env:
@@ -148,8 +152,9 @@ def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str
         raise ConfigError(f"env is {env!r:.60}; give a name, or a mapping with a name and settings: {example}")
     if not model and "model" not in own:
         raise ConfigError(f"no model is named; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: {example}")
+    overrides += make_verifier_overrides(verifier, overrides)
     base = _make_recipe({"name": env} if isinstance(env, str) else env, model, _detect_machine_kind())
-    return validate_config(apply_overrides(base, [target, *overrides]), f"rlvr train {target}")
+    return validate_config(apply_overrides(base, overrides), "the command line")
 
 
 def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:
@@ -225,6 +230,20 @@ def make_model_overrides(model: str) -> list[str]:
 def is_data_target(recipe_or_data: str) -> bool:
     """Whether `rlvr train TARGET` names data and not a recipe."""
     return recipe_or_data not in find_recipes() and is_data_source(recipe_or_data)
+
+
+def make_verifier_overrides(verifier: str, overrides: Sequence[str]) -> list[str]:
+    """Make the override for `--verifier` with an environment by name.
+
+    >>> make_verifier_overrides("math_verify", []), make_verifier_overrides("", [])
+    (['env.verifier="symbolic"'], [])
+    """
+    if not verifier:
+        return []
+    env = apply_overrides({}, overrides).get("env")
+    if isinstance(env, Mapping) and "verifier" in env:
+        raise ConfigError(f"--verifier {verifier} and env.verifier are both given, which set the same; give one of them")
+    return [f"env.verifier={json.dumps(_parse_verifier(verifier))}"]
 
 
 def _make_run_name(target: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,10 @@ def find_kind(command: str, name: str) -> str:
                 f"{name} does not show which kind of plugin it is; write `rlvr {command} KIND {name}`, such as verifier or tool"
             )
         return found[0]
+    from rlvr.viewer.index import is_run
+
+    if command == "show" and is_run(Path(name)):
+        raise NotFound(f"{name} is the folder of a run; `rlvr view {shlex.quote(name)}` writes it as a page")
     names = {kind.name: [entry.name for entry in list_entries(kind.name)] for kind in PLUGIN_KINDS.values()}
     names |= {one: [path.stem for path in sorted(YAML_FOLDERS[plural].glob("*.yaml"))] for plural, one in YAML_KINDS.items()}
     kinds = [kind for kind, of_kind in names.items() if name in of_kind]

@@ -28,21 +28,22 @@ def train_run(
 ) -> None:
     """Load the recipe, or make one for a data file; train; print the report, with `json` as one line of JSON at the end."""
     from rlvr.cli import data_training as starting
-    from rlvr.config.config import load_config
+    from rlvr.config.config import load_config, translate_overrides
     from rlvr.models.cpu_threads import set_openmp_passive_wait
 
     set_openmp_passive_wait()
+    overrides = translate_overrides(overrides)
     on_data = starting.is_data_target(recipe)
-    if not on_data and starting.needs_no_recipe(recipe):
-        if test_data or verifier:
-            raise ConfigError("--test and --verifier go with a data file; set env.test=... or env.verifier=...")
-        config = starting.make_run_without_recipe(recipe, overrides, model=model)
-    elif on_data:
+    if on_data:
         config, out = starting.write_data_recipe(recipe, overrides, model=model, test_data=test_data, verifier=verifier, out=out)
-    elif test_data or verifier:
-        raise ConfigError(f"--test and --verifier go with a data file, and {recipe!r} is a recipe; set env.test=... or env.verifier=...")
+    elif test_data:
+        raise ConfigError("--test goes with a data file; set env.test=...")
+    elif starting.needs_no_recipe(recipe):
+        config = starting.make_run_without_recipe(recipe, overrides, model=model, verifier=verifier)
     else:
-        config = load_config(recipe, [*starting.make_model_overrides(model), *overrides])
+        overrides = [*starting.make_model_overrides(model), *overrides, *starting.make_verifier_overrides(verifier, overrides)]
+        config = load_config(recipe, overrides, overrides_source="the command line")
+    out = Path(config.out).expanduser() if out is None and config.out else out
     with suppress(ModuleNotFoundError):  # reported below
         build_from_config("algorithm", config.algorithm)  # a wrong setting is reported before the slow imports
     try:

@@ -56,6 +56,20 @@ def find_config_key(word: str) -> str:
     return next(iter(usual), "") or translate_config_key(word) or next(iter(others), "")
 
 
+def is_switch(key: str) -> bool:
+    """Whether the value of a key of a run's configuration is true or false.
+
+    >>> is_switch("train.gradient_checkpointing"), is_switch("train.steps")
+    (True, False)
+    """
+    from rlvr.config.config import RunConfig
+    from rlvr.config.key_reference import iter_sections
+
+    section, _, name = key.rpartition(".")
+    kind = dict(iter_sections(RunConfig)).get(section)
+    return kind is not None and name in kind.model_fields and kind.model_fields[name].annotation is bool
+
+
 def make_cluster_overrides(cluster_option: str) -> list[str]:
     """Convert `--cluster` (an address, or a YAML file with cluster settings) into overrides of a recipe.
 

@@ -2,12 +2,14 @@
 
     rlvr train quickstart seed=1 train.steps=50 algorithm='{name: grpo, epsilon: 0.1}'
 
-A recipe is given by name (a file in `rlvr/config/recipes/`) or by path. An unknown key is an error that suggests the nearest
-known key. The values of `a.b=value` overrides are parsed as YAML.
+A recipe is given by name (a file in `rlvr/config/recipes/`) or by path, of a YAML, TOML or JSON file. An unknown key is an error that
+suggests the nearest known key. The values of `a.b=value` overrides are parsed as YAML. At the top of a recipe, and as an override, a keyword
+of `rlvr.train` stands for its key: `learning_rate` and TRL's `max_steps` for `train.learning_rate` and `train.steps`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +21,15 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.frozen_model import FrozenModelConfig
 from rlvr.config.health import HealthConfig
 from rlvr.config.hub import check_remote_code, resolve_model_folder
-from rlvr.config.overrides import apply_overrides, drop_env_and_model_for_data_run, parse_exponents
+from rlvr.config.overrides import apply_overrides, drop_env_and_model_for_data_run, parse_exponents, set_key
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, format_suggestion
+from rlvr.hints import CONFIG_KEYS
 from rlvr.plugin_files import resolve_plugin_files
+from rlvr.synonyms import BATCH_SIZE, IGNORED, SYNONYMS, translate_keywords
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
 
@@ -201,6 +205,8 @@ class RunConfig(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     health: HealthConfig = Field(default_factory=HealthConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+    out: str | None = Field(default=None, exclude=True)
+    """The run folder, if no --out (in Python, out=) is given. The run's own config.yaml does not have it."""
 
     @field_validator("model", mode="before")
     @classmethod
@@ -267,12 +273,106 @@ def find_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(RECIPE_FOLDER.glob("*.yaml"))}
 
 
-def load_config(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe by name or path, apply the overrides, and check the result."""
-    recipe = (
-        drop_env_and_model_for_data_run(_read_recipe(name), overrides) if (name := str(target)) in find_recipes() else _read_recipe(name)
-    )
-    return validate_config(_fill_from_data_run(apply_overrides(recipe, overrides)), name)
+def load_config(target: str | Path, overrides: Sequence[str] = (), *, overrides_source: str = "the settings") -> RunConfig:
+    """Read a recipe by name or path, apply the overrides, and check the result. Both may have keywords of `rlvr.train` for keys; an error
+    about an override says that it comes from `overrides_source`.
+    """
+    name, overrides = str(target), translate_overrides(overrides)
+    recipe = translate_flat_keys(_read_recipe(name), name)
+    recipe = drop_env_and_model_for_data_run(recipe, overrides) if name in find_recipes() else recipe
+    made = _fill_from_data_run(apply_overrides(recipe, overrides))
+    return validate_section(RunConfig, resolve_plugin_files(made), name, {text.partition("=")[0]: overrides_source for text in overrides})
+
+
+SECTIONS_OF_KEYWORDS: Mapping[str, type[Section]] = {"train": TrainConfig, "rollout": RolloutConfig, "log": LogConfig}
+"""The sections whose keys are keywords of `rlvr.train`."""
+ALGORITHM_KEYWORDS = frozenset(
+    {key.removeprefix("algorithm.") for key in CONFIG_KEYS.values() if key.startswith("algorithm.")}
+    | {SYNONYMS["train"]["ent_coef"], "epsilon_high"}
+)
+"""Settings of algorithms that are known without the algorithm; `algorithm.NAME` sets any other."""
+
+
+def find_key_of_keyword(word: str) -> str:
+    """Find the key of a configuration that a keyword of `rlvr.train` sets, also in the words of other libraries that mean exactly the same;
+    "" if there is none.
+
+    >>> find_key_of_keyword("max_steps"), find_key_of_keyword("save_every"), find_key_of_keyword("kl_coef"), find_key_of_keyword("seed")
+    ('train.steps', 'log.save_every', 'algorithm.beta', 'seed')
+    >>> find_key_of_keyword("reward_funcs"), find_key_of_keyword("output_dir"), find_key_of_keyword("epochs")
+    ('env.verifier', 'out', '')
+    """
+    own = SYNONYMS["train"].get(word, word)
+    if own in RunConfig.model_fields:
+        return own
+    if section := next((name for name, kind in SECTIONS_OF_KEYWORDS.items() if own in kind.model_fields), ""):
+        return f"{section}.{own}"
+    return {"verifier": "env.verifier", "lora": "model.lora"}.get(own, f"algorithm.{own}" if own in ALGORITHM_KEYWORDS else "")
+
+
+def _convert_keyword(key: str, value: Any) -> tuple[str, Any]:
+    """Return a key and its value, where a keyword takes what the key does not: data by name, one tracker, an adapter in peft's words."""
+    if key == "data" and isinstance(value, str):
+        return "env", {"name": "dataset", "path": value}
+    if key == "log.report_to" and isinstance(value, str):
+        return key, [] if value == "none" else [value]
+    if key == "model.lora" and isinstance(value, Mapping):
+        words = {"r": "rank", "lora_alpha": "alpha"}
+        return key, {words.get(name, name): inner for name, inner in value.items() if (name, inner) != ("target_modules", "all-linear")}
+    return key, value
+
+
+def translate_flat_keys(recipe: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a recipe with every key in its section, where keywords of `rlvr.train` may stand at its top; a key that is given twice is an error.
+
+    >>> translate_flat_keys({"env": "arithmetic", "max_steps": 2, "rollout": {"top_p": 0.9}, "num_generations": 4}, "grpo.yaml")
+    {'env': 'arithmetic', 'rollout': {'top_p': 0.9, 'num_generations': 4}, 'train': {'steps': 2}}
+    """
+    rollout = recipe.get("rollout")
+    group = rollout.get("num_generations") if isinstance(rollout, Mapping) and BATCH_SIZE in recipe else None
+    try:
+        given = translate_keywords("train", recipe if group is None else {**recipe, "num_generations": group})
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {str(error).removeprefix('rlvr.train got ')}") from None
+    if group is not None:
+        del given["num_generations"]
+    typed = {SYNONYMS["train"].get(word, word): word for word in recipe}
+    flat = {
+        word: value for word, value in given.items() if word not in RunConfig.model_fields or (word == "data" and isinstance(value, str))
+    }
+    made: dict[str, Any] = {word: value for word, value in given.items() if word not in flat}
+    for word, given_value in flat.items():
+        key, value = _convert_keyword(find_key_of_keyword(word), given_value)
+        *section, name = key.split(".")
+        holder = made.get(section[0]) if section else made
+        if key and isinstance(holder, Mapping) and name in holder:
+            raise ConfigError(f"{source}: {typed.get(word, word)} and {key} are both given, which set the same; give one of them")
+        if not key:
+            made[typed.get(word, word)] = value  # reported with all other unknown keys
+        else:
+            made = set_key(made, key.split("."), value, f"{key}={value}")
+    return made
+
+
+def translate_overrides(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with keys of the configuration, where the key may be a keyword of `rlvr.train`.
+
+    >>> translate_overrides(["max_steps=5", "train.lr_scheduler=linear", "report_to=wandb", "logging_steps=1"])
+    ['train.steps=5', 'train.lr_scheduler=linear', 'log.report_to=["wandb"]']
+    """
+    made = list[str]()
+    for text in overrides:
+        word, equals, value = text.partition("=")
+        key = find_key_of_keyword(word.strip())
+        if word.strip() in IGNORED["train"]:
+            continue
+        if not equals or not key or key == word.strip() != "data":
+            made.append(text)
+            continue
+        parsed = apply_overrides({}, [f"value={value}"])["value"]
+        new_key, converted = _convert_keyword(key, parsed)
+        made.append(f"{key}={value}" if converted is parsed else f"{new_key}={json.dumps(converted)}")
+    return made
 
 
 def _fill_from_data_run(data: dict[str, Any]) -> dict[str, Any]:

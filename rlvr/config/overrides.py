@@ -28,7 +28,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
             parsed = parse_value(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"the override {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
-        data = _set_key(data, key.strip().split("."), parse_exponents(parsed), text)
+        data = set_key(data, key.strip().split("."), parse_exponents(parsed), text)
     return data
 
 
@@ -55,7 +55,8 @@ def drop_env_and_model_for_data_run(recipe: dict[str, Any], overrides: Sequence[
     return plain | {"rollout": {key: value for key, value in recipe.get("rollout", {}).items() if key not in example}}
 
 
-def _set_key(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
+def set_key(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
+    """Return a configuration in which the key of this path has this value; `text` is the override, for errors."""
     if data is None:
         data = {}
     if isinstance(data, str):  # `algorithm: grpo` is short for `{name: grpo}`
@@ -63,7 +64,7 @@ def _set_key(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any
     if not isinstance(data, Mapping):
         raise ConfigError(f"the override {text!r} sets a key of {data!r}, which has no keys")
     head, *rest = path
-    return {**data, head: _set_key(data.get(head), rest, value, text) if rest else value}
+    return {**data, head: set_key(data.get(head), rest, value, text) if rest else value}
 
 
 def parse_exponents(value: Any) -> Any:

@@ -20,12 +20,23 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def validate_section(model: type[S], data: Any, source: str) -> S:
-    """Validate plain data as a section; raise one ConfigError that names every wrong key."""
+def validate_section(model: type[S], data: Any, source: str, sources: Mapping[str, str] | None = None) -> S:
+    """Validate plain data as a section; raise one ConfigError that names every wrong key, and where it stands: in `source`, or in what
+    `sources` has for its key or for the section around it.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_format_problem(model, problem) for problem in error.errors())) from None
+        told: dict[str, list[str]] = {source: []}
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"])
+            origin = next((one for key, one in (sources or {}).items() if f"{where}.".startswith(f"{key}.")), source)
+            told.setdefault(origin, []).append(_format_problem(model, problem))
+        raise ConfigError("; ".join(f"{origin}: {'; '.join(problems)}" for origin, problems in told.items() if problems)) from None
+
+
+MEANT_KEYS: Mapping[str, str] = {"model.id": "model.path", "model.name": "model.path"}
+"""Keys of no section that other libraries have, with the section in which they are written, and the key here."""
 
 
 def _format_problem(model: type[Section], problem: Any) -> str:
@@ -35,7 +46,7 @@ def _format_problem(model: type[Section], problem: Any) -> str:
         for part in problem["loc"][:-1]:
             section = _get_subsection(section, str(part))
         inner = _find_nested_keys(model, where) if len(problem["loc"]) == 1 else []
-        known = translate_config_key(str(problem["loc"][-1]))
+        known = MEANT_KEYS.get(where) or translate_config_key(str(problem["loc"][-1]))
         if known and known.partition(".")[0] in model.model_fields:
             inner = [known, *(key for key in inner if key != known)]
         if inner:

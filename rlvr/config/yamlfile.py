@@ -1,9 +1,10 @@
-"""Read YAML files as plain data, with clear errors."""
+"""Read YAML, TOML and JSON files as plain data, with clear errors."""
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,24 @@ MAX_VALUES = 100_000
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file, or a TOML file by its ending; raise ConfigError if it is invalid or unreadable."""
-    is_toml = path.suffix.lower() == ".toml"
+    """Read a YAML file, or a TOML or JSON file by its ending; raise ConfigError if it is invalid or unreadable."""
+    parse = {".toml": tomllib.loads, ".json": json.loads}.get(path.suffix.lower())
     try:
-        text = path.read_text("utf-8-sig" if is_toml else "utf-8")
-        return _parse_toml(text, path) if is_toml else _parse_yaml(text, path)
+        text = path.read_text("utf-8" if parse is None else "utf-8-sig")
+        return _parse_yaml(text, path) if parse is None else _parse_plainly(parse, text, path)
     except RecursionError as error:
         raise _build_shape_error(path, f"values nested more than {MAX_DEPTH} deep") from error
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError) as error:  # a ValueError: bytes that are no text, or a number of thousands of digits
-        raise ConfigError(f"{path} is not valid {'TOML' if is_toml else 'YAML'}: {' '.join(str(error).split())[:300]}") from error
+        language = "YAML" if parse is None else path.suffix[1:].upper()
+        raise ConfigError(f"{path} is not valid {language}: {' '.join(str(error).split())[:300]}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parse_toml(text: str, path: Path) -> Any:
-    data = tomllib.loads(text)
+def _parse_plainly(parse: Callable[[str], Any], text: str, path: Path) -> Any:
+    data = parse(text)
     _count_values(data, path, {})
     return data
 

@@ -1,4 +1,4 @@
-"""Read a command line of a message without running it."""
+"""Read a command line, or one of a message, without running it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from rlvr.cli.commands import app
+from rlvr.cli.commands.usage_errors import quote, translate_command_line
 
 GROUP: Any = typer.main.get_command(app)
 
@@ -30,3 +31,18 @@ def find_command_fault(line: str) -> str:
         said: Any = getattr(error, "format_message", error.__str__)
         return "" if type(error).__name__ == "Exit" else f"{line}: {said().rstrip('.')}"
     return ""
+
+
+def read_command_line(line: str) -> str:
+    """Return the line as which a command line is read and run, without `rlvr`; "" if it is refused.
+
+    >>> read_command_line("check --env gsm8k"), read_command_line("check --env gsm8k --colour red")
+    ('check env gsm8k', '')
+    """
+    name, *words = arguments = shlex.split(line)
+    try:
+        GROUP.commands[name].make_context(name, words, parent=GROUP.context_class(GROUP, info_name="rlvr"))
+    except Exception as error:
+        meant = translate_command_line(error, arguments)
+        return "" if meant is None else " ".join(map(quote, meant))
+    return line

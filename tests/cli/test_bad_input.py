@@ -140,8 +140,8 @@ CASES: list[Case] = [
     ("no such option before the command", ["--versoin"], ["did you mean '--version'? see `rlvr --help`"]),
     (
         "a setting of a run as an option",
-        ["train", "quickstart", "--steps", "5"],
-        ["'--steps'", "write `rlvr train quickstart train.steps=5`"],
+        ["train", "quickstart", "--epochs", "5"],
+        ["'--epochs'", "write `rlvr train quickstart train.steps=5`"],
     ),
     ("a missing argument", ["show", "env"], ["KIND and a NAME", "`rlvr show env NAME`"]),
     ("a name without its kind", ["show", "countdown"], ["`rlvr show env countdown` or `rlvr show verifier countdown`"]),

@@ -81,8 +81,8 @@ def test_a_path_is_a_path_whatever_its_name(desk: Path, capsys: Said) -> None:
     for line in (["lr=1e-5/train.jsonl"], ["grpo"], ["arithmetic"]):
         assert run_command(["train", *line, "--model", "none", "--verifier", "numeric"]) == 2
         assert "'none' is not a folder, and not an id" in capsys.readouterr().err
-    assert run_command(["train", "countdown", "--model", "model", "--verifier", "numeric"]) == 2
-    assert "--test and --verifier go with a data file" in capsys.readouterr().err
+    assert run_command(["train", "countdown", "--model", "model", "--test", "sums.jsonl"]) == 2
+    assert "--test goes with a data file" in capsys.readouterr().err
     assert run_command(["train", "env=[arithmetic]", "--model", "model"]) == 2
     assert "env is ['arithmetic']; give a name" in capsys.readouterr().err
 
@@ -103,7 +103,9 @@ def test_a_data_file_is_evaluated_whole(desk: Path, capsys: Said) -> None:
     (["train", "sums.jsonl", "--model", "modle"], "'modle' is not a folder, and not an id"),
     (["train", "sums.jsonl", "--model", "model", "env.question=q"], "which names no column; allowed: answer, question"),
     (["train", "sums.jsonl", "--model", "model", "--verifier", "numerc"], "did you mean 'numeric'"),
-    (["train", "quickstart", "--test", "sums.jsonl"], "--test and --verifier go with a data file"),
+    (["train", "quickstart", "--test", "sums.jsonl"], "--test goes with a data file"),
+    (["train", "arithmetic", "--model", "model", "--verifier", "numeric", "env.verifier=exact"], "env.verifier are both given"),
+    (["train", "quickstart", "--verifier", "numerc"], "did you mean 'numeric'"),
     (["train", "arithmetic"], "no model is named; add --model"),
     (["train", "train.steps=1", "--model", "model"], "no recipe, data or environment is named; write for example: rlvr train env=arithmetic"),
     (["train", "id.toml"], "write name: arithmetic, not id"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlvr.config.config import RunConfig, find_recipes, load_config
+from rlvr.config.config import RunConfig, find_recipes, load_config, validate_config
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.config.training import LR_SCHEDULERS
 from rlvr.config.yamlfile import read_yaml
@@ -180,7 +180,11 @@ def test_a_key_without_its_section_and_a_value_without_brackets_are_explained() 
     with pytest.raises(
         ConfigError, match=r"there is no key 'learning_rate'; did you mean 'train\.learning_rate' or 'sft_warmup\.learning_rate'\?"
     ):
-        load_config("quickstart", ["learning_rate=1"])
+        validate_config({"env": "arithmetic", "model": "m", "learning_rate": 1.0}, "the run")
+    with pytest.raises(
+        ConfigError, match=r"^the settings: there is no key 'target_accuracy'; did you mean 'sft_warmup\.target_accuracy'\?"
+    ):
+        load_config("quickstart", ["target_accuracy=1"])
     with pytest.raises(ConfigError, match=r"log\.report_to: 'wandb' is not a list; write \[wandb\]"):
         load_config("quickstart", ["log.report_to=wandb"])
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import rlvr
-from rlvr.cli.commands.failures import EXIT_INTERRUPTED, print_failure, report_exception
+from rlvr.cli.commands.failures import EXIT_INTERRUPTED, print_failure, report_exception, translate_arguments
 from rlvr.cli.logging_setup import configure_logging
 from rlvr.errors import ConfigError
 
@@ -191,7 +191,7 @@ def train(
     ] = None,
     model: Annotated[str, typer.Option(help="The model to train: a folder, or a Hub id such as Qwen/Qwen2.5-0.5B.")] = "",
     test: Annotated[str, typer.Option(help="With data: the held-out data; default: a tenth of the questions.")] = "",
-    verifier: Annotated[str, typer.Option(help="With data: the verifier, such as numeric or '{symbolic: 0.9, format: 0.1}'.")] = "",
+    verifier: Annotated[str, typer.Option(help="The verifier, such as numeric, FILE.py:FUNCTION or '{symbolic: 0.9, format: 0.1}'.")] = "",
     out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, or start it if there is none.")] = False,
     cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER_HELP}")] = "",
@@ -317,6 +317,8 @@ def run_command(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return print_failure("stopped", EXIT_INTERRUPTED)
     except (Exception, SystemExit) as error:
+        if (meant := translate_arguments(error, arguments)) is not None:
+            return run_command(meant)
         if os.environ.get("RLVR_TRACEBACK") and isinstance(error, Exception):
             raise
         return report_exception(error, arguments)

@@ -7,6 +7,7 @@ An error is one message on standard error, without a traceback; RLVR_TRACEBACK=1
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from rlvr.conformance.plugin_location import find_plugin_location
 from rlvr.errors import RlvrError, escape_control_characters
 
+logger = logging.getLogger(__name__)
 EXIT_INTERRUPTED, EXIT_SIGNAL_BASE = 130, 128
 """The exit code after Ctrl-C, and the number that is added to the number of another signal that ended a command."""
 
@@ -35,6 +37,20 @@ def report_exception(error: Exception | SystemExit, arguments: Sequence[str] = (
     for note in getattr(error, "__notes__", ()):
         print_failure(note, code)
     return code
+
+
+def translate_arguments(error: BaseException, arguments: Sequence[str]) -> list[str] | None:
+    """Return the arguments of a command line as they are written here, and log them, if an error is about words of other tools that all mean
+    exactly a word here; else None. Nothing of the command has run then.
+    """
+    if not callable(getattr(error, "format_message", None)):
+        return None
+    from rlvr.cli.commands.usage_errors import quote, translate_command_line
+
+    meant = translate_command_line(error, arguments)
+    if meant is not None:
+        logger.info("read as: %s", " ".join(["rlvr", *map(quote, meant)]))
+    return meant
 
 
 def _report_message(error: Exception | SystemExit, arguments: Sequence[str]) -> int:

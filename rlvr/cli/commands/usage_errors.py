@@ -1,7 +1,8 @@
-"""Messages for a command line that cannot be read: the command, the options and the arguments that were meant.
+"""A command line with the words of other tools: the line as it is written here, to run it or to say it.
 
-A newcomer types what inspect, lm-eval, verifiers or TRL take. One message names everything that is wrong in the line, and ends with the whole
-line as it is written here, so that it need not be tried out option by option.
+A newcomer types what inspect, lm-eval, verifiers or TRL take. Where every word means exactly a word of this command line, the line is
+translated and runs (`translate_command_line`). Else one message names everything that is wrong in it, and ends with the whole line as it is
+written here, so that it need not be tried out option by option (`format_usage_error`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlvr import hints
-from rlvr.cli.settings import find_config_key
+from rlvr.cli.settings import find_config_key, is_switch
 from rlvr.cli.similar import find_similar
-from rlvr.synonyms import SYNONYMS
+from rlvr.config.hub import HUB_ID_PATTERN, is_model_folder
+from rlvr.errors import ConfigError
+from rlvr.synonyms import BATCH_SIZE, IGNORED, SYNONYMS, translate_keywords
 
 _CHECK = "`rlvr check KIND NAME` checks a plugin against its contract"
 _EVAL = "`rlvr eval SUITE --policy POLICY` measures a policy"
@@ -60,77 +64,108 @@ COMMANDS: Mapping[str, str] = {
 }
 """Commands of other tools, and what does it here."""
 
-_OUT = dict.fromkeys(("o", "output", "output-dir", "output-path", "output-file", "log-dir", "save-dir", "save-path", "save-to"), "--out")
+_OUT = dict.fromkeys(("o", "output", "output-dir", "output-path"), "--out")
+_OUT_TOO = dict.fromkeys(("output-file", "log-dir", "save-dir", "save-path", "save-to"), "--out")
 _API_KEY = "the key is read from the variable OPENAI_API_KEY; --sampler api_key_env=NAME names another"
 _STORED = "--out DIR stores every answer"
 _POLICY = "--policy"
-OPTIONS: Mapping[str, Mapping[str, str]] = {
+SAME_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "verify": {
-        **dict.fromkeys(("grader", "metric", "reward", "rubric", "scorer", "v"), "VERIFIER"),
-        **dict.fromkeys(("completions", "data", "dataset", "f", "input-file", "jsonl", "pairs", "path"), "--file"),
-        **dict.fromkeys(("out", "output-dir", "output-file", "o"), "the verdicts go to standard output, with --json one line each"),
+        **dict.fromkeys(("grader", "reward", "rubric", "scorer", "v"), "VERIFIER"),
+        **dict.fromkeys(("data", "dataset", "f", "input-file", "jsonl", "path"), "--file"),
     },
     "eval": {
         **_OUT,
-        **dict.fromkeys(("benchmark", "data", "dataset", "e", "env", "env-id", "environment", "path", "task"), "SUITE"),
+        **dict.fromkeys(("benchmark", "data", "dataset", "e", "env", "env-id", "environment", "task"), "SUITE"),
         **dict.fromkeys(("checkpoint", "m", "model", "model-name", "model-path", "pretrained"), _POLICY),
         **dict.fromkeys(("api-base", "api-base-url", "b", "base-url", "endpoint", "model-base-url", "url"), _POLICY),
         **dict.fromkeys(("model-args",), _POLICY),
-        **dict.fromkeys(("f", "few-shot", "fewshot", "num-fewshot", "shots"), "--set shots="),
-        **dict.fromkeys(("metric", "metrics", "reward", "rubric", "scorer", "verifier"), "--set verifier="),
-        **dict.fromkeys(("M", "model-arg", "sampler-args"), "--sampler"),
-        **dict.fromkeys(("T", "a", "env-args", "task-arg"), "--set"),
-        **dict.fromkeys(("api-key",), _API_KEY),
+        **dict.fromkeys(("reward", "scorer", "verifier"), "--set verifier="),
+        **dict.fromkeys(("T", "task-arg"), "--set"),
         **dict.fromkeys(("api-key-env", "api-key-var"), "--sampler api_key_env="),
-        **dict.fromkeys(("log-samples", "s", "save-results", "write-out"), _STORED),
         **dict.fromkeys(("max-gen-toks", "max-completion-tokens", "max-response-tokens", "t"), "--max-new-tokens"),
+        "c": "--concurrency",
+        "r": "-n",
+        "system-instruction": "--system",
+    },
+    "train": {
+        **_OUT,
+        **dict.fromkeys(("c", "config", "data", "dataset", "train-data", "train-file"), "RECIPE"),
+        **dict.fromkeys(("base-model", "m", "model-name", "model-name-or-path", "model-path"), "--model"),
+        **dict.fromkeys(("eval-data", "eval-file", "test-data", "val-data"), "--test"),
+        **dict.fromkeys(("algorithm", "algo"), "algorithm="),
+        "env": "env=",
+        "set": "{value}",
+    },
+    "export": {**_OUT, "format": "--to", "f": "--to"},
+    "export-env": {**_OUT, **dict.fromkeys(("n", "limit", "num-tasks"), "--count"), "format": "--to", "target": "--to"},
+    "new": _OUT,
+    "play": {"i": "--index", "task-id": "--index"},
+    "serve": {"p": "--port", "verifier": "VERIFIER"},
+    "audit": {**_OUT, **dict.fromkeys(("data", "dataset", "file"), "--pairs")},
+    "view": {**_OUT, "compare": "--against"},
+}
+"""Options of other tools, by command, without their dashes, that mean exactly what stands here: a line with these alone runs. An option here
+(with `=`: the value follows at once), the word in capitals that is written without an option, a setting of a run, or `{value}` if the value
+stands alone."""
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "verify": {
+        **dict.fromkeys(("metric",), "VERIFIER"),
+        **dict.fromkeys(("completions", "pairs"), "--file"),
+        **dict.fromkeys(("out", "output-dir", "output-file", "o"), "the verdicts go to standard output, with --json one line each"),
+    },
+    "eval": {
+        **_OUT_TOO,
+        "path": "SUITE",
+        **dict.fromkeys(("f", "few-shot", "fewshot", "num-fewshot", "shots"), "--set shots="),
+        **dict.fromkeys(("metric", "metrics", "rubric"), "--set verifier="),
+        **dict.fromkeys(("M", "model-arg", "sampler-args"), "--sampler"),
+        **dict.fromkeys(("a", "env-args"), "--set"),
+        **dict.fromkeys(("api-key",), _API_KEY),
+        **dict.fromkeys(("log-samples", "s", "save-results", "write-out"), _STORED),
         **dict.fromkeys(
             ("fail-on-error", "no-fail-on-error"), "an answer that failed has no score; with --out DIR, --retry samples it again"
         ),
         "batch-size": "--sampler batch_size=",
-        "c": "--concurrency",
         "device": "--sampler device=",
         "format": "--json is the only other format",
         "gen-kwargs": "each has an option: --temperature, --top-p, --max-new-tokens",
         "max-retries": "--sampler retries=",
         "prompt-template": "--set question=",
-        "r": "-n",
-        "system-instruction": "--system",
         "tools": "--set tools=",
         "resume": "the same command with the same --out continues an evaluation",
     },
     "train": {
-        **_OUT,
-        **dict.fromkeys(("c", "config", "data", "dataset", "dataset-name", "path", "train-data", "train-file"), "RECIPE"),
-        **dict.fromkeys(("base-model", "m", "model-name", "model-name-or-path", "model-path"), "--model"),
-        **dict.fromkeys(("eval-data", "eval-file", "test-data", "val-data"), "--test"),
-        **dict.fromkeys(("metric", "reward", "reward-model"), "--verifier"),
-        **dict.fromkeys(("algorithm", "algo", "loss", "method"), "algorithm="),
+        **_OUT_TOO,
+        **dict.fromkeys(("dataset-name", "path"), "RECIPE"),
+        **dict.fromkeys(("metric", "reward-model"), "--verifier"),
+        **dict.fromkeys(("loss", "method"), "algorithm="),
         **dict.fromkeys(("resume-from", "resume-from-checkpoint"), "--resume resumes the run of --out"),
-        "env": "env=",
-        "set": "{value}",
     },
     "check": {"all": "one plugin is checked at a time; --catalog checks every environment of a collection"},
-    "export": {**_OUT, "format": "--to", "f": "--to"},
-    "export-env": {**_OUT, **dict.fromkeys(("n", "limit", "num-tasks", "tasks"), "--count"), "format": "--to", "target": "--to"},
-    "new": {**_OUT, "type": "--kind", "template": "--kind"},
-    "play": {"i": "--index", "task-id": "--index"},
-    "serve": {**dict.fromkeys(("m", "model"), _SERVE_MODEL), "p": "--port", "verifier": "VERIFIER"},
+    "export": _OUT_TOO,
+    "export-env": {**_OUT_TOO, "tasks": "--count"},
+    "new": {**_OUT_TOO, "type": "--kind", "template": "--kind"},
+    "serve": dict.fromkeys(("m", "model"), _SERVE_MODEL),
     "init": {
         **dict.fromkeys(("config", "o", "out", "output", "recipe"), "FILE"),
         "env": "--data",
         "dataset": "--data",
         "overwrite": "--force",
     },
-    "audit": {**_OUT, **dict.fromkeys(("data", "dataset", "file"), "--pairs")},
-    "view": {**_OUT, "compare": "--against"},
+    "audit": _OUT_TOO,
+    "view": _OUT_TOO,
 }
-"""Options of other tools, by command, without their dashes: the option here (with `=`: the value follows at once), the word in capitals that
-is written without an option, a setting of a run, `{value}` if the value stands alone, or a sentence."""
+"""Other such options, which need another value, or mean only something like it: a message names what stands here, or says a sentence."""
 CALLS: Mapping[str, str] = {"verify": "verify", "eval": "evaluate", "train": "train"}
 """The call of the library whose keywords are options of a command; its foreign keywords are foreign options, too."""
 FIRST_WORDS: Mapping[tuple[str, str], str] = {("train", "data"): "recipe", ("eval", "env"): "suite"}
 """Keywords of those calls that are the first word of the command."""
+PROVIDERS = (
+    *("anthropic", "azureai", "bedrock", "cloudflare", "goodfire", "google", "grok", "groq", "mistral", "ollama", "openai-api"),
+    *("openrouter", "sambanova", "together", "vertex"),
+)
+"""How models begin that another tool asks a service for, which are no ids of the Hub."""
 PLACEHOLDERS: Mapping[str, str] = {"to": "FORMAT", "out": "DIR"}
 """Words for the values of options that a command needs."""
 NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -153,6 +188,8 @@ class UnknownOption:
     about: str = ""
     is_slip: bool = False
     """Whether the option here differs by a slip of the fingers alone."""
+    is_exact: bool = False
+    """Whether the target means exactly the same; without a target: whether the option can be left out."""
 
 
 @dataclass
@@ -164,6 +201,37 @@ class ParsedCommandLine:
     options: list[str] = field(default_factory=list)
     """The options that exist, with their values, as they were typed."""
     wrong: list[UnknownOption] = field(default_factory=list)
+    conflict: str = ""
+    """What cannot be said together in any line, such as two words for one thing: a sentence."""
+    doubt: str = ""
+    """What one of the words may mean elsewhere, so that the line is not run unasked: a sentence."""
+
+
+@dataclass
+class ComposedCommandLine:
+    """The words of a command line as they are written here, after the name of the command."""
+
+    words: list[str]
+    is_complete: bool
+    """Whether no word stands for a missing one, and none was left out."""
+
+    def write(self, path: str) -> str:
+        """Write the line, for a shell; `path` is the program with the command."""
+        return " ".join([path, *map(quote, self.words)])
+
+
+def translate_command_line(error: Any, arguments: Sequence[str]) -> list[str] | None:
+    """Return the arguments as they are written here, if the error of Typer is about words of other tools that all mean exactly a word here;
+    else None.
+    """
+    context = getattr(error, "ctx", None)
+    if context is None or getattr(context.command, "commands", None) is not None or context.info_name not in arguments:
+        return None
+    line = _parse_command_line(context.command, _list_words_after(context.info_name, arguments), context)
+    made = _compose_line(line)
+    if not line.wrong or line.conflict or line.doubt or not made.is_complete or not all(one.is_exact for one in line.wrong):
+        return None
+    return [*arguments[: list(arguments).index(context.info_name) + 1], *made.words]
 
 
 def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
@@ -187,13 +255,11 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
         if [one.name for one in positional[:2]] == ["kind", "name"] and line.words and line.words[0] not in hints.PLUGIN_WORDS:
             missing = positional[0]  # the name alone was given
         about = str(missing.help or "").strip().rstrip(".")
-        return f"`{path}` lacks {_name_parameter(missing)}{f' ({about})' if about else ''}; write `{_compose_line(line, path)}`"
+        return f"`{path}` lacks {_name_parameter(missing)}{f' ({about})' if about else ''}; write `{_compose_line(line).write(path)}`"
     if said.startswith("Got unexpected extra argument"):
         taken = [_get_metavar(one) for one in _list_arguments(context.command)]
         extra = ", ".join(map(repr, line.words[len(taken) :]))
-        return (
-            f"`{path}` takes {' and '.join(taken) or 'no word'} without an option, and got {extra} too; write `{_compose_line(line, path)}`"
-        )
+        return f"`{path}` takes {' and '.join(taken) or 'no word'} without an option, and got {extra} too; write `{_compose_line(line).write(path)}`"
     return f"{said}; {see}"
 
 
@@ -277,11 +343,19 @@ def _parse_command_line(command: Any, words: Sequence[str], context: Any = None)
         else:
             made = _explain_option(command, name, context)
             is_flag = getattr(known.get(made.target), "is_flag", False) or re.search(r"=\w", made.target) is not None
+            is_key = command.name == "train" and made.target.endswith("=") and is_switch(made.target[:-1])
             if equals:
                 made.value = inline
-            elif rest and not re.match(r"-\D", rest[0]) and (not is_flag or rest[0].lower() in ("true", "false")):
+            elif rest and not re.match(r"-\D", rest[0]) and (not (is_flag or is_key) or rest[0].lower() in ("true", "false")):
                 made.value = rest.pop(0)
+            elif is_key:
+                made.value = "true"
+            made.is_exact = made.is_exact and ((made.value is None) == is_flag or not made.target)
             line.wrong.append(made)
+    if command.name == "train":
+        _convert_batch_size(line)
+    line.conflict = line.conflict or _find_conflict(line)
+    line.doubt = _find_doubt(line) if command.name == "eval" else ""
     return line
 
 
@@ -311,9 +385,9 @@ def _name_parameter(parameter: Any) -> str:
 def _find_other_meaning(option: str, value: str, words: Sequence[str]) -> UnknownOption | None:
     """Find an option of `rlvr eval` that means something else in another tool, where the line shows that this is meant."""
     if option == "--tasks" and value and not re.fullmatch(r"[+-]?\d+", value):  # lm-eval: the names of tasks
-        return UnknownOption(f"{option} {value}", value, "SUITE", "--tasks is the number of tasks")
+        return UnknownOption(f"{option} {value}", value, "SUITE", "--tasks is the number of tasks", is_exact="," not in value)
     if option == "-n" and {"-r", "--rollouts-per-example"} & {*words}:  # verifiers: the number of tasks, beside that of answers
-        return UnknownOption(f"{option} {value}", value, "--tasks", "-n is the number of answers for each task")
+        return UnknownOption(f"{option} {value}", value, "--tasks", "-n is the number of answers for each task", is_exact=True)
     return None
 
 
@@ -326,15 +400,21 @@ def _explain_option(command: Any, option: str, context: Any) -> UnknownOption:
     made = UnknownOption(option, None)
     arguments = {one.name: _get_metavar(one) for one in _list_arguments(command)}
     if word in known and len(word) > 1:
-        made.target, made.is_slip = known[word], True
+        made.target, made.is_slip, made.is_exact = known[word], True, True
+    elif target := SAME_OPTIONS.get(command.name, {}).get(word, ""):
+        made.target, made.is_exact = target, True
     elif target := OPTIONS.get(command.name, {}).get(word, ""):
         made.target, made.about = (target, "") if _is_target(target, arguments.values()) else ("", target)
     elif word in arguments:
-        made.target = arguments[word]
+        made.target, made.is_exact = arguments[word], True
     elif (kind := hints.PLUGIN_WORDS.get(word, "")) and {"kind", "name"} <= arguments.keys():
-        made.target = f"{kind} NAME"
+        made.target, made.is_exact = f"{kind} NAME", True
     elif context is not None and context.parent is not None and option in _list_options(context.parent.command):
         made.about = f"it stands before the command: `rlvr {option} {command.name} ...`"
+    elif word.replace("-", "_") in (IGNORED["train"] if command.name == "train" else ()):
+        made.about, made.is_exact = "it is so in any case; leave it out", True
+    elif (target := _find_same_keyword(command, word.replace("-", "_"), known, arguments)) != "":
+        made.target, made.is_exact = target, True
     elif (translated := _find_keyword_target(command, word.replace("-", "_"), known, arguments)) is not None:
         made.target, made.about = translated
     elif near := find_similar(word, known):
@@ -344,6 +424,98 @@ def _explain_option(command: Any, option: str, context: Any) -> UnknownOption:
 
 def _is_target(text: str, arguments: Iterable[str]) -> bool:
     return text in (*arguments, "{value}") or bool(re.fullmatch(r"-[\w-]+( \w+=)?|[\w.]+=", text))
+
+
+def _find_same_keyword(command: Any, word: str, known: Mapping[str, str], arguments: Mapping[str, str]) -> str:
+    """Find the option, or the key of a run, for a keyword of the library, also in a word of another one that means exactly the same; or ""."""
+    call = CALLS.get(command.name, "")
+    own = SYNONYMS.get(call, {}).get(word, word)
+    if own == word and command.name != "train":  # a keyword that is no option here
+        return ""
+    target = known.get(own.replace("_", "-"), "") or arguments.get(FIRST_WORDS.get((command.name, own), own), "")
+    if target or command.name != "train":
+        return target
+    from rlvr.config.config import find_key_of_keyword
+
+    key = find_key_of_keyword(word)
+    return "" if key in ("", "model.lora") else f"{key}=[{{value}}]" if key in LIST_KEYS else f"{key}="
+
+
+def _convert_batch_size(line: ParsedCommandLine) -> None:
+    """Turn the completions of a batch on a device, as TRL counts them, into the prompts of a step, where the line has the size of a group."""
+    words = {one.option.lstrip("-").replace("-", "_"): one for one in line.wrong}
+    given = {word: words[word] for word in (BATCH_SIZE, "gradient_accumulation_steps") if word in words and BATCH_SIZE in words}
+    group = next((one.value for one in line.wrong if one.target == "rollout.num_generations="), "")
+    if not given or not all((value or "").isdecimal() for value in (group, *(one.value for one in given.values()))):
+        return
+    sizes = {word: int(one.value or "") for word, one in given.items()}
+    try:
+        made = translate_keywords("train", {**sizes, "num_generations": int(group or "")})
+    except ConfigError as error:
+        line.conflict = str(error)
+        return
+    first, *others = given.values()
+    first.target, first.is_exact = f"rollout.prompts_per_step={made['prompts_per_step']}", True
+    for one in others:
+        one.target, one.about, one.is_exact = "", "it is counted in the batch of a device", True
+
+
+def _find_conflict(line: ParsedCommandLine) -> str:
+    """Say which two words of a line set the same thing; or ""."""
+    command, known, typed = line.command, _list_options(line.command), dict[Any, str]()
+    for option in line.options:
+        if (name := option.partition("=")[0]) in known:
+            typed.setdefault(getattr(known[name], "name", name), name)
+    typed |= {_get_key_of_override(text): text for text in line.words if "=" in text}
+    if command.name in FIRST_METAVARS and line.words and line.words[0] not in FIRST_METAVARS.values() and "=" not in line.words[0]:
+        typed[FIRST_METAVARS[command.name]] = line.words[0]
+    for one in line.wrong:
+        if not one.target or " " in one.target or one.target in ("{value}", "--set"):  # may stand several times
+            continue
+        what = getattr(known.get(one.target), "name", one.target.partition("=")[0])
+        if what in typed and not (one.target == _POLICY and typed[what] in [other.option for other in line.wrong]):
+            return f"{typed[what]} and {one.option} mean the same; give one of them"
+        typed[what] = one.option
+    data = [one.option for one in line.wrong if one.option.lstrip("-").replace("_", "-") in DATA_OPTIONS]
+    if command.name == "train" and data and "env" in typed:
+        return f"{data[0]} and {typed['env']} both say where the questions come from; give one of them"
+    return ""
+
+
+def _get_key_of_override(text: str) -> str:
+    from rlvr.config.config import find_key_of_keyword
+
+    key = text.partition("=")[0]
+    return find_key_of_keyword(key) or key
+
+
+FIRST_METAVARS: Mapping[str, str] = {"train": "RECIPE", "eval": "SUITE"}
+"""The first words of those commands."""
+DATA_OPTIONS = ("data", "dataset", "train-data", "train-dataset", "train-file")
+"""Options of other tools for the questions to train on."""
+
+
+def _find_doubt(line: ParsedCommandLine) -> str:
+    """Say which word of `rlvr eval` may mean something else in the tool that the other words are from; or ""."""
+    foreign = [one for one in line.wrong if one.is_exact and not one.is_slip]
+    has_tasks = {"--tasks", "--limit"} & {*line.options} or any(one.target == "--tasks" for one in foreign)
+    if foreign and not has_tasks and any(re.match(r"-n", option) for option in line.options):
+        return "-n is the number of answers for each task, and --tasks the number of tasks"
+    models = [one for one in foreign if one.target == _POLICY]
+    if models and not _names_policy(models):
+        return "--policy is hf:DIR for a folder or an id of the Hub, and openai:URL#MODEL for a model that is served"
+    return ""
+
+
+def _names_policy(options: Sequence[UnknownOption]) -> bool:
+    """Whether the model that other tools name is certainly this policy here: a folder, an id of the Hub, or a model at an address."""
+    if any((one.option.lstrip("-").replace("_", "-")) == "model-args" and "," in (one.value or "") for one in options):
+        return False
+    policy = _convert_foreign_model_options(options)
+    kind, _, place = policy.partition(":")
+    if kind != "hf":
+        return not place.endswith("#MODEL")
+    return is_model_folder(place) or (HUB_ID_PATTERN.fullmatch(place) is not None and place.partition("/")[0] not in PROVIDERS)
 
 
 def _find_keyword_target(command: Any, word: str, known: Mapping[str, str], arguments: Mapping[str, str]) -> tuple[str, str] | None:
@@ -366,7 +538,8 @@ LIST_KEYS = ("log.report_to", "model.lora.target_modules")
 def _describe_wrong_options(line: ParsedCommandLine, path: str) -> str:
     """Describe all options of a line that do not exist, and write the line as it should be."""
     is_solved = all(one.target or one.about for one in line.wrong) and any(one.target for one in line.wrong)
-    right = _compose_line(line, path) if is_solved else ""
+    right = _compose_line(line).write(path) if is_solved and not line.conflict else ""
+    reason = line.conflict or line.doubt
     if len(line.wrong) == 1:
         (one,) = line.wrong
         said = (
@@ -377,11 +550,12 @@ def _describe_wrong_options(line: ParsedCommandLine, path: str) -> str:
             else ""
         )
         said = f" {one.about};" if one.about and not one.target else said
-        return f"`{path}` has no option '{one.option}';{said} {f'write `{right}`' if right else f'see `{path} --help`'}"
+        return f"`{path}` has no option '{one.option}';{said} {f'write `{right}`' if right else f'see `{path} --help`'}{f'; {reason}' if reason else ''}"
     width = max(len(one.option) for one in line.wrong)
     rows = [f"  {one.option:{width}}  {_describe(one, line) or 'nothing like it'}" for one in line.wrong]
     names = [f"'{one.option}'" for one in line.wrong]
     lacking = f"`{path}` has no options {', '.join(names[:-1])} and {names[-1]}; here they are:"
+    rows += [f"  {reason}"] if reason else []
     return "\n".join([lacking, *rows, f"write: {right}" if right else f"see `{path} --help`"])
 
 
@@ -411,7 +585,7 @@ def _write_target(one: UnknownOption) -> list[str]:
     """Write the words of an option here with the value that was given."""
     value = "..." if one.value is None else one.value
     if "{value}" in one.target:
-        return [one.target.replace("{value}", value)]
+        return [one.target.replace("[{value}]", "[]") if value == "none" else one.target.replace("{value}", value)]
     if one.target.endswith("="):
         *option, key = one.target.split(" ")
         return [*option, f"{key}{value}"]
@@ -423,15 +597,17 @@ def _write_target(one: UnknownOption) -> list[str]:
 # ---- the line as it should be -----------------------------------------------------------------------------------------
 
 
-def _compose_line(line: ParsedCommandLine, path: str) -> str:
-    """Write a command line as it should be: words, settings, options; words in capitals stand for what is missing."""
-    command = line.command
+def _compose_line(line: ParsedCommandLine) -> ComposedCommandLine:
+    """Compose a command line as it should be: words, settings, options; words in capitals stand for what is missing."""
+    command, is_complete = line.command, True
     arguments = {_get_metavar(one): one for one in _list_arguments(command)}
     known, options, settings, named = _list_options(command), list(line.options), list[str](), dict[str, str]()
     model = [one for one in line.wrong if one.target == _POLICY]
     for one in line.wrong:
         if one.target in arguments:
-            named[one.target] = one.value or one.target
+            is_complete = is_complete and bool(one.value)
+            if one.value or one.target != "RECIPE":
+                named[one.target] = one.value or one.target
         elif one.target.endswith(" NAME"):
             named |= {"KIND": one.target.removesuffix(" NAME"), "NAME": one.value or "NAME"}
         elif one.target == _POLICY:
@@ -444,6 +620,7 @@ def _compose_line(line: ParsedCommandLine, path: str) -> str:
             settings += _write_target(one)
     words = [word for word in line.words if word not in named]  # RECIPE, copied from an earlier message
     if {"KIND", "NAME"} <= arguments.keys() and len(words) == 1 and words[0] not in hints.PLUGIN_WORDS:
+        is_complete = is_complete and "KIND" in named
         named["KIND"] = named.get("KIND", "KIND")
     if command.name == "eval" and len(words) > 1 and POLICY_PATTERN.match(words[0]):  # in the other order
         words[:2] = words[1::-1]
@@ -455,16 +632,23 @@ def _compose_line(line: ParsedCommandLine, path: str) -> str:
             front.append(named[metavar])
         elif words:
             front.append(words.pop(0))
+        elif command.name == "train" and metavar == "RECIPE":
+            if not any(re.match(r"env(\.name)?=", text) for text in settings):
+                is_complete = False  # an example, as a word in capitals would not run
+                front.append("env=arithmetic" if "--model" in options else "quickstart")
         elif argument.required or metavar == "NAME" or (command.name == "eval" and "--rescore" not in options):
             front.append(metavar)
+            is_complete = is_complete and not argument.required and command.name != "eval"
     for parameter in command.params:
         if parameter.required and parameter.param_type_name == "option" and not {*parameter.opts} & {*options}:
             options += [parameter.opts[0], PLACEHOLDERS.get(parameter.name, parameter.name.upper())]
+            is_complete = False
     needed, instead = NEEDED.get(command.name, ((), ()))
     for name in needed:
         if not {name, *instead} & {*options}:
             options += [name, words.pop(0) if words else name.lstrip("-").upper()]
-    return " ".join([path, *map(quote, [*front, *settings, *options])])
+            is_complete = False
+    return ComposedCommandLine([*front, *settings, *options], is_complete and not words)
 
 
 def quote(word: str) -> str:
@@ -491,6 +675,8 @@ def _convert_foreign_model_options(options: Iterable[UnknownOption]) -> str:
             model = value
     url = (url or args.get("base_url", "")).removesuffix("/").removesuffix("/chat/completions").removesuffix("/completions")
     provider, slash, name = model.partition("/")
+    if is_model_folder(Path(model) / "checkpoints" / "last") and not is_model_folder(model):  # the folder of a run
+        model = str(Path(model) / "checkpoints" / "last")
     if url:
         served = args.get("model") or (name if slash and provider.startswith("openai") else model) or "MODEL"
         return f"openai:{url}#{served}"
