@@ -2,6 +2,6 @@
 
 from functools import partial
 
-from rlvr.hints import find_name_in_plugin_folder
+from rlvr.hints import find_public_name
 
-__getattr__ = partial(find_name_in_plugin_folder, "envs")
+__getattr__ = partial(find_public_name, "envs")

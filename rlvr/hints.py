@@ -121,6 +121,10 @@ NAMES: Mapping[str, str] = {
         "seed=0 in the call: rlvr.train(..., seed=0), rlvr.evaluate(..., seed=0), env.reset(seed=0)",
     ),
     **dict.fromkeys(("is_equiv", "math_equal", "compare_answers"), "rlvr.verify('symbolic', answer=..., reference=...).passed"),
+    **dict.fromkeys(
+        ("describe", "info", "inspect", "spec"),
+        "a shell shows a plugin with its settings: `rlvr show arithmetic`; rlvr.list('env') has the names",
+    ),
     "help": "help(rlvr.verify), or `rlvr show verifier symbolic` in a shell",
     "push_to_hub": "rlvr.load_model(folder).model.push_to_hub(name), a method of transformers",
     "resume": "rlvr.train(recipe, out='runs/a', resume=True)",
@@ -215,6 +219,11 @@ TOPICS: tuple[tuple[str, str], ...] = (
     ("algorithm algorithms", "rlvr.make_algorithm('grpo')"),
     ("run runs", "rlvr.load_run(folder)"),
     ("config configs settings options default defaults", NAMES["Config"]),
+    (
+        "callback callbacks",
+        "subclass rlvr.Callback, or transformers.TrainerCallback, and pass callbacks=[...] to rlvr.train or rlvr.Trainer; "
+        "rlvr.BestCheckpoint keeps the best model",
+    ),
     ("play", "a shell plays a task with you: `rlvr play arithmetic`"),
     ("view viewer show", "a shell writes a page of a run: `rlvr view RUN`"),
 )
@@ -399,6 +408,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "lora_alpha": "model={'path': folder, 'lora': {'rank': ..., 'alpha': ...}}",
         "optim": "the optimizer is AdamW; leave it out",
         "reward_weights": "verifier={'symbolic': 0.8, 'format': 0.2}, the weight of each",
+        **dict.fromkeys(("wandb", "use_wandb", "wandb_project", "tensorboard"), "log={'report_to': 'wandb'}, or 'tensorboard', 'trackio'"),
         **dict.fromkeys(("total_timesteps", "n_steps"), "steps=10, the steps of training, each with prompts_per_step= prompts"),
         "score_range": _SCORE_RANGE,
     },
@@ -574,15 +584,17 @@ def suggest_rlvr_call(name: str) -> str:
     return ""
 
 
-def find_name_in_plugin_folder(folder: str, name: str) -> Any:
-    """Return the public name of `rlvr` that is looked for in one of its folders of plugins, whose files are found first. For their
+def find_public_name(folder: str, name: str) -> Any:
+    """Return the public name of `rlvr` that is looked for in one of its packages, whose own modules are found first. For their
     `__getattr__`.
     """
     import rlvr
 
     package = sys.modules[f"rlvr.{folder}"]
     frame = sys._getframe(1)  # of the caller of `__getattr__`, which is a partial of this
-    if not name.startswith("_") and not any(os.path.exists(os.path.join(place, f"{name}.py")) for place in package.__path__):
+    if not name.startswith("_") and not any(
+        os.path.exists(os.path.join(place, name + ending)) for place in package.__path__ for ending in ("", ".py")
+    ):
         try:
             return getattr(rlvr, name)
         except AttributeError:

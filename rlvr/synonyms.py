@@ -137,6 +137,7 @@ FUNCTIONS: Mapping[str, str] = {
         "make",
     ),
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
+    **dict.fromkeys(("check_answer", "grade", "verify_answer"), "verify"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
     **dict.fromkeys(("SingleTurnEnv", "ToolEnv", "load", "load_benchmark", "load_task"), "make_env"),
     **dict.fromkeys(("as_reward_fn", "as_reward_func", "as_reward_function", "to_reward_func"), "make_verifier"),
@@ -145,7 +146,7 @@ FUNCTIONS: Mapping[str, str] = {
     "verify_batch": "verify_many",
 }
 """Functions of other libraries, and the function of this one that takes the same arguments and returns the same."""
-VERIFIER_DECORATORS = ("reward_fn", "reward_func", "reward_function", "verifier")
+VERIFIER_DECORATORS = ("reward", "reward_fn", "reward_func", "reward_function", "verifier")
 """Names under which other libraries decorate a function that scores; as a call they are `make_verifier`."""
 LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")} | {"list_tasks": "env"}
 """Functions of other libraries that list plugins, and the kind that `rlvr.list` gets."""
@@ -302,7 +303,7 @@ def make_trainer_class(algorithm: str) -> Any:
         @property
         def state(self) -> Any:
             """The numbers of the run, as transformers keeps them."""
-            return SimpleNamespace(global_step=self.num_completed_steps, log_history=rlvr.load_run(self.folder).log_history)
+            return SimpleNamespace(global_step=self.num_completed_steps, log_history=self.log_history)
 
     TrlTrainer.__name__ = TrlTrainer.__qualname__ = f"{algorithm.upper()}Trainer"
     return TrlTrainer
@@ -341,6 +342,8 @@ def find_function(name: str) -> Any:
         return transformers.TrainerCallback
     if found := re.fullmatch(r"(GRPO|RLOO|PPO)(Trainer|Config)", name):
         return make_trainer_class(found[1].lower()) if found[2] == "Trainer" else TrainerArguments
+    if name.startswith("verify_") and (verifier := VERIFIERS.get(name[7:], name[7:])) in rlvr.list("verifier"):
+        return functools.partial(rlvr.verify, verifier)
     if (plugin := _find_plugin(name)) is not None:
         kind, own_name = plugin
         return functools.partial(getattr(rlvr, f"make_{kind}"), own_name)

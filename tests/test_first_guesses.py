@@ -1592,3 +1592,28 @@ def test_a_decorated_tool_has_a_schema_and_a_rollout_takes_a_number_of_tasks() -
         assert [len(group) for group in groups] == [3, 3]
         assert "tasks is 0" in read_message(lambda: rollout.sample(0))
     assert "write .environment.task('train', 0)" in read_message(lambda: unwrapped.task)
+
+
+def test_more_words_of_other_libraries_mean_what_they_say(tmp_path: Path) -> None:
+    from rlvr.algorithms import Trainer
+    from rlvr.tools import tool
+
+    assert (Trainer, tool) == (rlvr.Trainer, rlvr.tool)
+    assert api.grade("4", "4").score == api.verify_numeric("it is 4", "4").score == api.verify_math("0.5", r"\frac12").score == 1.0
+    report = rlvr.evaluate("arithmetic", "scripted:gold", tasks=2)
+    assert report[1] is report.samples[1] and "is_correct" in read_message(lambda: report.failures)  # type: ignore[attr-defined]
+    env: Any = rlvr.make_env("arithmetic")
+    task = env.task("train", 0)
+    assert env.verify(task, task.reference).score == 1.0
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    with rlvr.Trainer(
+        model=tiny_model(tokenizer), tokenizer=tokenizer, env="arithmetic", steps=1, max_new_tokens=4, out=tmp_path / "a"
+    ) as trainer:
+        trainer.fit()
+        assert len(trainer.metrics) == len(trainer.log_history) == 1 and trainer.learner.model is trainer.learner.policy.model  # type: ignore[attr-defined]
+
+    @api.reward
+    def always(completion: str, answer: str) -> float:
+        return 1.0
+
+    assert rlvr.evaluate([{"question": "1+1=", "answer": "2"}], lambda prompt: "3", reward=always).accuracy == 1.0

@@ -226,7 +226,10 @@ def test_a_hint_for_an_attribute_names_what_exists(hinted: Any) -> None:
     assert [name for name in (*hinted._hints, *hinted._synonyms) if hasattr(hinted, name)] == []
     assert not hinted._hints.keys() & hinted._synonyms.keys()
     for same in hinted._synonyms.values():
-        assert same.startswith(("mdp.", "environment.")) or resolve(ast.Attribute(ast.Name("here"), same), here=hinted) is not None, same
+        assert (
+            same.startswith(("mdp.", "environment.", "policy.", "verifier."))
+            or resolve(ast.Attribute(ast.Name("here"), same), here=hinted) is not None
+        ), same
     assert {name: faults for name, hint in hinted._hints.items() if (faults := find_faults(hint))} == {}
     for hint in hinted._hints.values():
         for attribute in re.findall(r"(?:write |, | or )\.(\w+)", hint):

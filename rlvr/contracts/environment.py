@@ -81,7 +81,11 @@ class Environment(Plugin, ABC):
     ...         return Task(f"2 * {index} =", reference=str(2 * index), id=f"doubling/{split}/{index}")
     """
 
-    _synonyms = {**dict.fromkeys(("rubric", "scorer"), "verifier"), **dict.fromkeys(("get_dataset", "as_dataset"), "to_dataset")}
+    _synonyms = {
+        "verify": "verifier.verify",
+        **dict.fromkeys(("rubric", "scorer"), "verifier"),
+        **dict.fromkeys(("get_dataset", "as_dataset"), "to_dataset"),
+    }
     _hints = {
         **dict.fromkeys(
             ("reset", "step"),
@@ -93,7 +97,7 @@ class Environment(Plugin, ABC):
             "write env.to_dataset(8), or env.to_dataset(8, 'test'), or [env.task('train', index) for index in range(8)] for the tasks",
         ),
         **dict.fromkeys(
-            ("score", "verify", "judge", "grade"),
+            ("score", "judge", "grade"),
             "write .verifier.verify(env.task('train', 0), answer) for one answer, or rlvr.evaluate(env, policy=function) for a policy",
         ),
         **dict.fromkeys(("reward_func", "reward_funcs"), "write .verifier"),

@@ -58,6 +58,11 @@ class EvalReport(Hinted):
         "episodes": "write .samples, or .to_pandas()",
         "rollouts": "write .samples, or .to_pandas()",
         "records": "write .samples, or .to_pandas()",
+        **dict.fromkeys(("dataframe", "df", "frame"), "write .to_pandas()"),
+        **dict.fromkeys(
+            ("failed", "failures", "incorrect", "wrong"), "write [sample for sample in report.samples if not sample.is_correct]"
+        ),
+        "plot": "a shell draws a page of it: `rlvr view FOLDER`, with out= of rlvr.evaluate; .table() prints its figures",
         "summary": "write .table(), or .to_dict()",
         **dict.fromkeys(("to_jsonl", "to_csv", "write_jsonl"), "write .to_pandas(), a data frame with to_json and to_csv"),
         "to_json": "write json.dumps(report.to_dict())",
@@ -153,8 +158,10 @@ class EvalReport(Hinted):
         """Print the table of results, as `rlvr eval` does."""
         print_report(EscapingConsole(width=width), self)
 
-    def __getitem__(self, name: str) -> Any:
-        """Return the summary of an environment, or one of `metrics`."""
+    def __getitem__(self, name: str | int) -> Any:
+        """Return the summary of an environment, one of `metrics`, or the sample of a number."""
+        if isinstance(name, int):
+            return self.samples[name]
         if (found := self.envs.get(name)) is not None:
             return found
         if name == "results":  # as in lm-evaluation-harness: the figures of each environment

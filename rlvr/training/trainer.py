@@ -45,6 +45,7 @@ from rlvr.models.numerics_check import format_check_results, has_experts
 from rlvr.runs.conversation_stats import compute_conversation_metrics
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
+from rlvr.runs.run import Run
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_metrics
 from rlvr.runs.tables import EscapingConsole
 from rlvr.synonyms import accept_synonyms
@@ -121,11 +122,11 @@ class Trainer(Hinted):
     ...     report = trainer.fit()
     """
 
+    _synonyms = {"history": "log_history"}
     _hints = {
         "learn": "write .fit(); the number of steps is steps= of the trainer",
         "run": "write .fit()",
         "train_step": "write .step()",
-        "metrics": "write rlvr.load_run(trainer.folder).metrics, or use a callback",
         "state": "write .num_completed_steps",
         "push_to_hub": "upload the folder checkpoints/last in trainer.folder, for example with huggingface_hub",
         "add_callback": "write .callbacks.append(callback), or give callbacks=[...]",
@@ -304,6 +305,16 @@ class Trainer(Hinted):
         report = self._finish()
         self._call("on_run_end", report)
         return report
+
+    @property
+    def metrics(self) -> Any:
+        """The metrics of the run so far, one row for each step, as those of `rlvr.load_run`."""
+        return Run(self.folder).metrics
+
+    @property
+    def log_history(self) -> list[dict[str, Any]]:
+        """The metrics as a list with a dict for each step, as in the state of a trainer of transformers."""
+        return Run(self.folder).log_history
 
     def train(self) -> TrainReport:
         """Run all steps that are left, as `fit` does: the name in transformers and TRL."""

@@ -103,6 +103,7 @@ class Learner(Hinted):
     >>> learner.update(rollout.sample(tasks, n=8, seed=0))["loss"]  # doctest: +SKIP
     """
 
+    _synonyms = {"model": "policy.model"}
     _hints = {
         "step": "write .update(groups)",
         "train_step": "write .update(groups)",
