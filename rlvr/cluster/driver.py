@@ -221,7 +221,7 @@ class Driver:
 
     def _announce_weights(self, version: int) -> None:
         orders = self.scheduler.add_version(version)
-        self.transport.free_other_versions(self.scheduler.needed_versions)
+        self.transport.free_unneeded_weights(self.scheduler.needed_versions)
         self._execute(orders)
 
     def _enqueue(self, batch: PendingTasks) -> None:

@@ -180,9 +180,9 @@ class RayTransport:
                 "free some of the disk, then continue with --resume"
             ) from error
 
-    def free_other_versions(self, needed_versions: Set[int]) -> None:
+    def free_unneeded_weights(self, needed_versions: Set[int]) -> None:
         """Free the weights that none of these versions needs."""
-        self._weight_history.free_other_versions(needed_versions)
+        self._weight_history.free_unneeded_weights(needed_versions)
 
     def send_weight_update(self, command: LoadWeights) -> NumBytes:
         """Let a worker load a stored version of the weights, whole or as deltas from the version that it has; return the bytes to send."""

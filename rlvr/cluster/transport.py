@@ -85,7 +85,7 @@ class Transport(Protocol):
         """Store weights for the workers; from any thread. The buckets are read now, since the trainer changes its weights later."""
         ...
 
-    def free_other_versions(self, needed_versions: Set[int]) -> None:
+    def free_unneeded_weights(self, needed_versions: Set[int]) -> None:
         """Free the weights that none of these versions needs."""
         ...
 

@@ -134,7 +134,7 @@ class _SamplerChecks:
         self.sampler.setup(self.environment, self.tokenizer, precision="float32", max_length=128)
         model = self.require_model()
         if self.sampler.traits.validates_model:
-            self.sampler.validate_model(model)
+            self.sampler.check_model_support(model)
         return ""
 
     def check_limits(self) -> str:

@@ -177,7 +177,7 @@ class SamplerTraits:
     """True if it runs the model that `update_from_model` receives, on that model's device; False if an engine of its own reads the weights,
     whose copies may then be in host memory."""
     validates_model: bool = False
-    """True if `validate_model` tests the model, which the sampler then has as its `model`: its tokens can be checked before a run."""
+    """True if `check_model_support` tests the model, which the sampler then has as its `model`: its tokens can be checked before a run."""
     text_only: bool = False
     """True if `tokens` only encode a text; limits then apply to `Completion.usage`."""
     blocks_trainer_reason: str = ""
@@ -263,7 +263,7 @@ class Sampler(Plugin, ABC):
         """Return metrics of the latest weight load, which are logged with the step that samples from these weights."""
         return {}
 
-    def validate_model(self, model: Any) -> str:
+    def check_model_support(self, model: Any) -> str:
         """Raise ConfigError if the sampler cannot run the trainer's model. Returns why sampling will be slow, or an empty string."""
         return ""
 

@@ -121,7 +121,7 @@ class HFSampler(Sampler):
             weight.requires_grad_(False)
         return made
 
-    def validate_model(self, model: Any) -> str:
+    def check_model_support(self, model: Any) -> str:
         """Raise ConfigError for a model that cannot be sampled from; return why it is slow, or ''."""
         self.update_from_model(model, 0)
         return f"each token computes its whole row again, since {self.slots_problem}" if self.cache_class is RecomputingCache else ""

@@ -214,7 +214,7 @@ def build_components(
             raise ConfigError("model.lora is set, but under DeepSpeed weights cannot have an adapter; launch with fsdp2.yaml")
     precision = get_trainer_precision(model, accelerator.mixed_precision, accelerator.device)
     sampler.setup(environment, tokenizer, precision=precision, max_length=mdp.max_length)
-    slow = "" if fill else sampler.validate_model(model)  # a sampler that runs the model tests it when it gets the weights
+    slow = "" if fill else sampler.check_model_support(model)  # a sampler that runs the model tests it when it gets the weights
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = sampler_mismatch.check_model_numerics(model, sampler, mdp, config, **how)
     sync_turns = choose_sync_turns(config, accelerator, mdp, sampler)

@@ -173,7 +173,7 @@ def check_model_folder_numerics(
     model = load_model(ModelConfig(path=folder)).eval().to(resolve_device(device))
     with build("env", "arithmetic") as environment, build("sampler", sampler_name) as asked:  # any environment: no task is sampled
         asked.setup(environment, tokenizer, precision="float32")
-        asked.validate_model(model)
+        asked.check_model_support(model)
         found = run_numerics_checks(model, asked if _runs_trainer_model(asked) else None, tokenizer)
     return found, numerics_check.find_untrainable_reason(model.config.model_type, found)
 

@@ -75,7 +75,7 @@ class Pretended:
         with self.lock:
             self.held[version] = update
 
-    def free_other_versions(self, needed_versions: Set[int]) -> None:
+    def free_unneeded_weights(self, needed_versions: Set[int]) -> None:
         with self.lock:
             self.held = {version: parcel for version, parcel in self.held.items() if version >= min(needed_versions)}
 

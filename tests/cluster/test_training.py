@@ -64,8 +64,8 @@ class InThisProcess:
     def store_weights(self, version: int, update: WeightUpdate) -> None:
         self.weights.add(version, carried(update))
 
-    def free_other_versions(self, needed_versions: Set[int]) -> None:
-        self.weights.free_other_versions(needed_versions)
+    def free_unneeded_weights(self, needed_versions: Set[int]) -> None:
+        self.weights.free_unneeded_weights(needed_versions)
 
     def send_weight_update(self, command: LoadWeights) -> int:
         collector = self.rollout_workers[command.worker]

@@ -107,7 +107,7 @@ def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
         chain.add(version, carried(parcel))
         deltas += parcel.is_delta
         versions.append(copy.deepcopy(trainer))
-        chain.free_other_versions({version, max(0, version - 2)})
+        chain.free_unneeded_weights({version, max(0, version - 2)})
         for number in range(3):
             if draw.random() < 0.3:
                 rollout_workers.pop(number, None)

@@ -48,7 +48,7 @@ def one_thread() -> Iterator[None]:
 def table(model: Any, *, sampler: bool = True, **how: Any) -> dict[str, NumericsCheck]:
     own = HFSampler() if sampler else None
     if own is not None:
-        own.validate_model(model)
+        own.check_model_support(model)
     return {finding.name: finding for finding in run_numerics_checks(model, own, TOKENIZER, **how)}
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_changed_and_little_is_computed() -> None:
     model = model_of("llama").train()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     sampler = HFSampler()
-    sampler.validate_model(model)
+    sampler.check_model_support(model)
     tokens: list[int] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, given: tokens.append(given[0].numel()))
     run_numerics_checks(model, sampler, TOKENIZER)

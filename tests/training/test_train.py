@@ -539,7 +539,7 @@ def test_the_engine_rests_after_each_look_of_a_warm_start(tmp_path: Path, monkey
         load(self, model, version)
 
     monkeypatch.setattr(HFSampler, "update_from_model", loaded)
-    monkeypatch.setattr(HFSampler, "validate_model", lambda self, model: "")
+    monkeypatch.setattr(HFSampler, "check_model_support", lambda self, model: "")
     monkeypatch.setattr(HFSampler, "sleep", lambda self: done.append("rest"))
     started = {"max_steps": 10, "batch_size": 16, "learning_rate": 1e-6, "target_accuracy": 0.99}
     train(tiny_run(sft_warmup=started, train={"steps": 1}), out=tmp_path / "run", console=Console(file=io.StringIO()))

@@ -99,7 +99,7 @@ class WeightUpdateHistory:
         with self._lock:
             self._updates[version] = update
 
-    def free_other_versions(self, needed_versions: Collection[int]) -> None:
+    def free_unneeded_weights(self, needed_versions: Collection[int]) -> None:
         """Free the versions that neither these nor later versions need."""
         with self._lock:
             first = min(

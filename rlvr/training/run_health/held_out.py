@@ -75,7 +75,7 @@ class HeldOutHistory:
     >>> history = HeldOutHistory()
     >>> for step, scores in ((0, [1.0] * 20), (5, [1.0, *[0.0] * 19])):
     ...     history.add(step, scores, range(20))
-    >>> change = next(history.iter_changes())
+    >>> change = next(history.iter_accuracy_changes())
     >>> change.describe(), round(change.sigmas, 2)
     ('the held-out figure is 5.0%; at step 0 it was 100.0%', 4.36)
     """
@@ -109,7 +109,7 @@ class HeldOutHistory:
         counts = np.unique([hash(prompt) for prompt in self._prompts], return_counts=True)[1].astype(float)
         return float(counts.sum() ** 2 / (counts**2).sum()) if len(counts) else 0.0
 
-    def iter_changes(self) -> Iterator[HeldOutChange]:
+    def iter_accuracy_changes(self) -> Iterator[HeldOutChange]:
         """Yield how the newest evaluations differ from each stretch of earlier ones."""
         count = len(self._evaluations)
         if count < 2:

@@ -608,7 +608,7 @@ class HeldOutFall(HealthRule):
         (at, high), (step, now) = max(figures[:-1], key=lambda one: one[1]), figures[-1]
         compared = compare_figures(high, now, num_tasks or self.config.eval.tasks, at, step)
         if self._history.newest_step == step:
-            changes = list(self._history.iter_changes())
+            changes = list(self._history.iter_accuracy_changes())
         else:
             changes = []
         if not changes and compared is not None:  # evaluations of which only the figures are known
@@ -639,7 +639,7 @@ class HeldOutFall(HealthRule):
 
     def _warn_of_gap(self) -> bool:
         """Warn, once, that the reward rises while the held-out figure falls; return whether it does."""
-        falls = (one for one in self._history.iter_changes() if one.is_certain or one.sigmas >= self.FIRST_SIGMAS)
+        falls = (one for one in self._history.iter_accuracy_changes() if one.is_certain or one.sigmas >= self.FIRST_SIGMAS)
         found = [(one, rise) for one in falls if (rise := self._measure_reward_rise(one)) and self._is_gap(one, rise)]
         if not found or self.bounds.action == "off":
             return False
