@@ -4,7 +4,8 @@
 
 `requests`: 10,000 calls of 64 agents through the gateway, of which one in twenty is aborted, sent again, read slowly, cut off in a stream,
 malformed, or has a wrong key. `agents`: 64 agents in boxes at once, whose processes and boxes are killed at random. `runs`: a training run
-with agents is killed in the middle of episodes and resumed; it must end as one that was not killed. A line for each; exit code 1 if a limit
+with agents is killed in the middle of episodes and resumed, with `--nodes 2` on a cluster of Ray; it must end as one that was not killed. A line
+for each; exit code 1 if a limit
 is missed.
 """
 
@@ -24,6 +25,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -326,14 +329,34 @@ eval: {tasks: 0}
 """
 
 
-def try_runs(kills: int, sandbox: str) -> dict[str, Any]:
-    """A run that is killed and resumed until it ends, and one that is not killed."""
+@contextmanager
+def start_nodes(count: int) -> Iterator[str]:
+    """A cluster of Ray's with so many nodes on this machine, and its address; "" without nodes."""
+    if not count:
+        yield ""
+        return
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    from ray.cluster_utils import Cluster
+
+    memory = 200 * 2**20
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": memory, "include_dashboard": False})
+    try:
+        for _ in range(count - 1):
+            cluster.add_node(num_cpus=2, object_store_memory=memory)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def try_runs(kills: int, sandbox: str, nodes: int = 0) -> dict[str, Any]:
+    """A run that is killed and resumed until it ends, and one that is not killed; with nodes, on a cluster with a rollout worker on each."""
     dice, resumed = random.Random(3), 0
-    with tempfile.TemporaryDirectory(prefix="rlvr-failing-", dir="/var/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="rlvr-failing-", dir="/var/tmp") as folder, start_nodes(nodes) as address:
         os.chmod(folder, 0o755)
         Path(folder, "agent.py").write_text(AGENT)
         Path(folder, "reward.py").write_text(REWARD)
-        Path(folder, "run.yaml").write_text(RECIPE % sandbox)
+        cluster = f"cluster: {{address: '{address}', rollout_workers: {nodes}}}\n" if nodes else ""
+        Path(folder, "run.yaml").write_text(RECIPE % sandbox + cluster)
         command = [sys.executable, "-m", "rlvr", "train", "run.yaml"]
 
         def start(*words: str) -> subprocess.Popen[bytes]:
@@ -351,7 +374,7 @@ def try_runs(kills: int, sandbox: str) -> dict[str, Any]:
                 process.kill()
                 resumed += 1
                 process.communicate()
-                deadline = time.monotonic() + 10
+                deadline = time.monotonic() + (60 if nodes else 10)  # Ray's workers notice the end of their driver by themselves
                 while list_agents_of(folder) and time.monotonic() < deadline:
                     time.sleep(0.1)
                 left += len(list_agents_of(folder))
@@ -364,6 +387,7 @@ def try_runs(kills: int, sandbox: str) -> dict[str, Any]:
     row = {
         "part": "runs",
         "sandbox": sandbox,
+        "nodes": nodes,
         "killed_in_an_episode": resumed,
         "episodes": len(runs[0][0]),
         "equal_episodes": runs[0][0] == runs[1][0],
@@ -410,6 +434,7 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--sandbox", default="bubblewrap", choices=("bubblewrap", "docker"))
+    parser.add_argument("--nodes", type=int, default=0, help="the runs sample on a cluster of so many nodes on this machine; needs ray")
     given = parser.parse_args()
     parts = given.parts or ["requests", "agents", "runs"]
     rows = []
@@ -419,7 +444,7 @@ def main() -> int:
         elif part == "agents":
             rows.append(try_agents(given.agents, given.sandbox))
         else:
-            rows.append(try_runs(given.kills, given.sandbox))
+            rows.append(try_runs(given.kills, given.sandbox, given.nodes))
         print(json.dumps(rows[-1]), flush=True)
     return 0 if all(row["passed"] for row in rows) else 1
 
