@@ -348,9 +348,11 @@ def start_nodes(count: int) -> Iterator[str]:
         cluster.shutdown()
 
 
-def try_runs(kills: int, sandbox: str, nodes: int = 0) -> dict[str, Any]:
-    """A run that is killed and resumed until it ends, and one that is not killed; with nodes, on a cluster with a rollout worker on each."""
-    dice, resumed = random.Random(3), 0
+def try_runs(kills: int, sandbox: str, nodes: int = 0, worker_kills: int = 0) -> dict[str, Any]:
+    """A run that is killed and resumed until it ends, and one that is not killed; with nodes, on a cluster with a rollout worker on each, of
+    which some are killed, too, with the models that they sample from.
+    """
+    dice, resumed, lost = random.Random(3), 0, 0
     with tempfile.TemporaryDirectory(prefix="rlvr-failing-", dir="/var/tmp") as folder, start_nodes(nodes) as address:
         os.chmod(folder, 0o755)
         Path(folder, "agent.py").write_text(AGENT)
@@ -379,6 +381,10 @@ def try_runs(kills: int, sandbox: str, nodes: int = 0) -> dict[str, Any]:
                     time.sleep(0.1)
                 left += len(list_agents_of(folder))
                 continue
+            for _ in range(worker_kills):
+                wait_for_agents(folder, process, dice.uniform(0.1, 0.5))
+                lost += kill_worker_of_an_agent(folder)
+                time.sleep(2)
             _, said = process.communicate(timeout=900)
             break
         if process.returncode:
@@ -389,13 +395,28 @@ def try_runs(kills: int, sandbox: str, nodes: int = 0) -> dict[str, Any]:
         "sandbox": sandbox,
         "nodes": nodes,
         "killed_in_an_episode": resumed,
+        "workers_killed": lost,
         "episodes": len(runs[0][0]),
         "equal_episodes": runs[0][0] == runs[1][0],
         "equal_weights": runs[0][1] == runs[1][1],
         "processes_left": left,
     }
-    row["passed"] = bool(row["equal_episodes"] and row["equal_weights"] and not left and len(runs[0][0]) == 6 * 8)
+    row["passed"] = bool(row["equal_episodes"] and row["equal_weights"] and not left and lost == worker_kills and len(runs[0][0]) == 6 * 8)
     return row
+
+
+def kill_worker_of_an_agent(folder: str) -> bool:
+    """Kill the process of Ray in which the episode of an agent is sampled; false if no agent runs."""
+    for pid in list_agents_of(folder):
+        try:
+            while pid > 1 and not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if pid > 1:
+                os.kill(pid, signal.SIGKILL)
+                return True
+        except (OSError, ValueError, IndexError):
+            continue
+    return False
 
 
 def list_agents_of(folder: str) -> list[int]:
@@ -435,6 +456,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--sandbox", default="bubblewrap", choices=("bubblewrap", "docker"))
     parser.add_argument("--nodes", type=int, default=0, help="the runs sample on a cluster of so many nodes on this machine; needs ray")
+    parser.add_argument("--worker-kills", type=int, default=0, help="how many of the rollout workers on the nodes are killed")
     given = parser.parse_args()
     parts = given.parts or ["requests", "agents", "runs"]
     rows = []
@@ -444,7 +466,7 @@ def main() -> int:
         elif part == "agents":
             rows.append(try_agents(given.agents, given.sandbox))
         else:
-            rows.append(try_runs(given.kills, given.sandbox, given.nodes))
+            rows.append(try_runs(given.kills, given.sandbox, given.nodes, given.worker_kills))
         print(json.dumps(rows[-1]), flush=True)
     return 0 if all(row["passed"] for row in rows) else 1
 
