@@ -1,8 +1,8 @@
 """The words of TRL, verifiers, inspect and lm-eval that are taken from Python as they are, because they mean exactly a word of this library:
 keywords, the names of functions, the names of a few plugins. None of them is listed, completed or used in the documentation.
 
-What means something else, or needs another value, is not here: `rlvr.hints` says how it is written. Recipes and the command line have
-one word for each thing.
+What means something else, or needs another value, is not here: `rlvr.hints` says how it is written. The command line and recipes with flat
+keys take the same words, and say how they were read.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "environment": "env",
         "group_size": "num_generations",
         "lr": "learning_rate",
+        "lr_scheduler_type": "lr_scheduler",
         "max_steps": "steps",
         "model_name_or_path": "model",
         **dict.fromkeys(("num_return_sequences", "num_samples_per_prompt", "rollouts_per_example"), "num_generations"),
@@ -157,7 +158,7 @@ REGISTRATIONS: Mapping[str, str] = {f"register_{word}": kind for word, kind in _
 BATCH_SIZE = "per_device_train_batch_size"
 """The word of transformers for the completions of a batch on a device, whose value is converted, too."""
 DEFAULT_NUM_GENERATIONS = 8
-"""The default of `rollout.num_generations`; a test compares them, as this module imports no configuration."""
+"""The completions of a prompt in TRL and in a recipe, if nothing else is said; a test compares them, as this module imports no configuration."""
 ENVS: Mapping[str, str] = {"math": "competition_math"}
 """Names of environments elsewhere, and the same environment here."""
 VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "math": "symbolic", "math_verify": "symbolic"}
@@ -436,7 +437,9 @@ def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     if "prompts_per_step" in given:
         raise ConfigError(f"rlvr.train got prompts_per_step and {size_word}, which say the same; give one of them")
-    return {name: value for name, value in given.items() if name not in words} | {"prompts_per_step": math.prod(sizes.values()) // group}
+    rest = {name: value for name, value in given.items() if name not in words}
+    rest |= {} if any(word in given for word in group_words) else {"num_generations": group}  # which the size was counted with
+    return rest | {"prompts_per_step": math.prod(sizes.values()) // group}
 
 
 def _name_num_samples(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -763,7 +763,7 @@ def test_a_batch_in_the_words_of_transformers_is_counted_in_prompts(monkeypatch:
     given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
     assert translate_keywords("train", given) == {"num_generations": 4, "prompts_per_step": 2}
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert translate_keywords("train", {"per_device_train_batch_size": 8}) == {"prompts_per_step": 3}
+    assert translate_keywords("train", {"per_device_train_batch_size": 8}) == {"num_generations": 8, "prompts_per_step": 3}
     monkeypatch.delenv("WORLD_SIZE")
     for wrong in (4, 0, "8"):
         call = functools.partial(api.train, model="no-such-model", env="arithmetic", per_device_train_batch_size=wrong)

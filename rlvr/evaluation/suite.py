@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from rlvr.config.config import RunConfig, find_recipes
+from rlvr.config.config import RunConfig, find_recipes, translate_flat_keys
 from rlvr.config.data_source import is_data_source
 from rlvr.config.overrides import parse_exponents
 from rlvr.config.section import Section, normalize_plugin, validate_section
@@ -181,6 +181,8 @@ def _load_rows(target: str) -> list[Any]:
     if not path.is_file():
         raise NotFound(f"there is no suite {target!r}; {format_suggestion(target, _list_suites())}; or name a YAML file that exists")
     rows = resolve_plugin_files(read_yaml(path), path.parent)
+    if isinstance(rows, Mapping):
+        rows = translate_flat_keys(rows, str(path))
     if isinstance(rows, Mapping) and "env" in rows and rows.keys() <= RunConfig.model_fields.keys():
         warn_about_plugin_changes(path.parent)
         return [_make_suite_row(rows)]

@@ -102,11 +102,12 @@ class RunLog:
         changed = list_config_differences(adopt_changeable_settings(was, config), config)
         if changed:
             last = folder / "checkpoints" / "last"
-            further = f"; a new run from its weights has model.path={last}" if last.is_dir() else ""
+            recipe = shlex.quote(str(folder / "config.yaml"))
+            further = f"; a new run from its weights: rlvr train {recipe} --model {shlex.quote(str(last))}" if last.is_dir() else ""
             if changed == [f"train.steps: {was.train.steps} -> {config.train.steps}"] and config.train.steps > was.train.steps:
                 changed[0] += f", which the learning rate of {config.train.lr_scheduler} depends on"
-            again = f"rlvr train {shlex.quote(str(folder / 'config.yaml'))} --out {shlex.quote(str(folder))} --resume"
-            if config.train.steps > was.train.steps:
+            again = f"rlvr train {recipe} --out {shlex.quote(str(folder))} --resume"
+            if config.train.steps > was.train.steps and was.train.lr_scheduler in ENDLESS_SCHEDULERS:
                 again += f" train.steps={config.train.steps}"
             if "object:" in (folder / "config.yaml").read_text("utf-8"):
                 again = "the same call of rlvr.train, with resume=True"

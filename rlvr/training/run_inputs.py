@@ -14,7 +14,15 @@ from typing import Any
 
 from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
 from rlvr.config import hub
-from rlvr.config.config import LogConfig, RunConfig, find_recipes, load_config, validate_config
+from rlvr.config.config import (
+    LogConfig,
+    RunConfig,
+    find_recipes,
+    load_config,
+    translate_flat_keys,
+    translate_overrides,
+    validate_config,
+)
 from rlvr.config.overrides import apply_overrides
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.training import TrainConfig
@@ -366,7 +374,8 @@ def _load(recipe: Any, overrides: Sequence[str]) -> RunConfig:
     if isinstance(recipe, str | Path):
         return load_config(recipe, overrides)
     if recipe is None or isinstance(recipe, Mapping):
-        made = apply_overrides(dict(DEFAULT_SECTIONS if recipe is None else recipe), overrides)
+        given = DEFAULT_SECTIONS if recipe is None else translate_flat_keys(recipe, "the recipe")
+        made = apply_overrides(dict(given), translate_overrides(overrides))
         if "env" not in made:
             raise ConfigError("no environment is given; write env='arithmetic', data='train.jsonl', or name a recipe")
         if "model" not in made:

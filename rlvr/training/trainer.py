@@ -169,7 +169,7 @@ class Trainer(Hinted):
             callbacks: called after the shipped ones, in order; see `Callback`. Those of transformers are taken, too.
             batch_source: the class of a batch source of your own, a `rlvr.training.batch_sources.SynchronousSource`; to be given again with
                 `resume`. None: chosen by the configuration.
-            out: the run folder; by default one in `runs/` with the time in its name.
+            out: the run folder; by default that of the recipe, or one in `runs/` with the time in its name.
             resume: continue the run in `out` from its newest checkpoint; start it if there is none.
             console: where progress is shown; by default standard error.
             accelerator: the accelerator, if the caller has made it.
@@ -189,6 +189,7 @@ class Trainer(Hinted):
             inputs = replace(inputs, config=config.model_copy(update={"rollout": config.rollout.copy_for_off_policy_source()}))
         self._batch_source_class = getattr(batch_source, "__qualname__", None)
         self.config = config = inputs.config
+        out = config.out if out is None else out
         check_arguments(config, out, resume=resume, has_custom_builder=component_builder is not build_components)
         with ExitStack() as outer:  # closes everything again if the preparation fails
             if accelerator is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+import rlvr
 from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
 from rlvr.mdp.tokenizers import CharTokenizer
@@ -61,6 +64,41 @@ def test_a_flat_recipe_names_its_run_folder_and_out_wins(desk: Path, capsys: Sai
     capsys.readouterr()
     assert run_command(["train", "grpo.yaml"]) == 2 and "from_file is not empty" in capsys.readouterr().err
     assert run_command(["train", "grpo.yaml", "--resume"]) == 0, "the folder to resume is that of the recipe"
+
+
+@pytest.mark.slow
+def test_a_flat_recipe_is_read_from_python_too(desk: Path) -> None:
+    flat = {
+        "model": "model", "env": "arithmetic", "max_steps": 1, "num_generations": 2, "prompts_per_step": 2, "max_completion_length": 4,
+        "output_dir": "from_file", "eval": {"tasks": 2},
+    }  # fmt: skip
+    (desk / "grpo.yaml").write_text(yaml.safe_dump(flat))
+    assert Path(rlvr.train("grpo.yaml").run) == Path("from_file") and (desk / "from_file" / "config.yaml").is_file()
+    assert Path(rlvr.train("grpo.yaml", out="other").run) == Path("other")
+    assert Path(rlvr.train({**flat, "output_dir": "from_mapping"}).run) == Path("from_mapping")
+
+
+def test_a_flat_recipe_is_a_suite_of_its_environment(desk: Path, capsys: Said) -> None:
+    (desk / "grpo.yaml").write_text("model: model\nenvironment: arithmetic\nreward_funcs: numeric\nmax_steps: 1\n")
+    assert run_command(["eval", "grpo.yaml", "--policy", "scripted:gold", "--limit", "2", "--json"]) == 0
+    assert '"mean_score": 1.0' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["linear", "constant"])
+def test_the_commands_of_a_refused_resume_work(scheduler: str, desk: Path, capsys: Said) -> None:
+    start = ["train", "env=arithmetic", "--model", "model", "eval.tasks=2", "rollout.num_generations=2", "rollout.prompts_per_step=2"]
+    start += ["rollout.max_new_tokens=4", f"train.lr_scheduler={scheduler}", "log.save_every=1", "--out", "out"]
+    assert run_command([*start, "train.steps=1"]) == 0
+    changed = [] if scheduler == "linear" else ["train.weight_decay=0.5"]
+    capsys.readouterr()
+    assert run_command([*start, "train.steps=3", *changed, "--resume"]) == 2
+    said = capsys.readouterr().err
+    commands = re.findall(r"rlvr (train [^;\n]+)", said)
+    assert len(commands) == 2 and ("train.steps=3" in commands[0]) is (scheduler == "constant"), said
+    for command in commands:
+        assert run_command(shlex.split(command)) == 0, command
+    assert read_config(desk / "out")["train"]["steps"] == (3 if scheduler == "constant" else 1)
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,9 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[
 def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
         run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
-    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 3.*a new run from its weights has model.path=.*checkpoints/last$"):
+    with pytest.raises(
+        ConfigError, match=r"train.steps: 4 -> 3.*a new run from its weights: rlvr train .*config.yaml --model .*checkpoints/last$"
+    ):
         run(finished[0], resume=True, train={"steps": 3, "learning_rate": 1e-3}, log={"save_every": 2})
     with pytest.raises(NotFound, match="is not a run folder"):
         (tmp_path / "file").write_text("mine")
