@@ -200,11 +200,11 @@ class Episode(Hinted):
         return self._select_turn_spans("malformed_turns")
 
     @property
-    def unseen_turn_spans(self) -> list[tuple[int, int]]:
-        """The start and end in `tokens` of each turn that is not trained on: no agent was there to receive it, or it has notes that are not to be
-        trained (see `meta["unseen_turns"]`).
+    def masked_turn_spans(self) -> list[tuple[int, int]]:
+        """The start and end in `tokens` of each turn that is not trained on: no agent was there to receive it, or it is a summary that is not to be
+        trained (see `meta["masked_turns"]`).
         """
-        return self._select_turn_spans("unseen_turns")
+        return self._select_turn_spans("masked_turns")
 
     def _select_turn_spans(self, name: str) -> list[tuple[int, int]]:
         chosen = set(self.meta.get(name, ()))
@@ -259,7 +259,7 @@ def keep_last_branch(episode: Episode) -> Episode:
     path = find_path(episode.segments, len(episode.segments) - 1, len(episode.tokens))
     lists = ("tokens", "action_mask", "logprobs", "rewards")
     kept: dict[str, Any] = {name: [value for a, b in path for value in getattr(episode, name)[a:b]] for name in lists}
-    meta = {name: value for name, value in episode.meta.items() if name not in ("unseen_turns", "malformed_turns")}  # they count all turns
+    meta = {name: value for name, value in episode.meta.items() if name not in ("masked_turns", "malformed_turns")}  # they count all turns
     return replace(episode, **kept, segments=(), meta=meta)
 
 

@@ -76,8 +76,8 @@ class Session(ABC):
 
     max_artifact_bytes: ClassVar[int] = 1 << 20
     """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
-    unseen_turns: Sequence[int] = ()
-    """The turns that are not trained on: nobody received them, because the client of an agent was gone, or they are notes that are not to be
+    masked_turns: Sequence[int] = ()
+    """The turns that are not trained on: nobody received them, because the client of an agent was gone, or they are summaries that are not to be
     trained. Read at the end."""
     context_window: int | None = None
     """How many tokens the conversation may have. Set it to 0 to ask: the rollout then writes the limit here before the first turn, and each turn

@@ -130,7 +130,7 @@ class AgentSession(Session):
         """End the agent, and return the artifacts of the task's session."""
         if self._agent is not None:
             self._agent.kill()
-        self.unseen_turns = tuple(turn for turn, call in enumerate(self._answered) if call.is_lost)
+        self.masked_turns = tuple(turn for turn, call in enumerate(self._answered) if call.is_lost)
         if self.inner is None:
             return {}
         left = self.inner.artifacts()

@@ -107,7 +107,7 @@ class LazySession:
         self.tools: tuple[ToolSpec, ...] = ()
         """The tools of the session; known once it is open, like `initial_messages`."""
         self.initial_messages: tuple[Message, ...] = ()
-        self.unseen_turns: tuple[int, ...] = ()
+        self.masked_turns: tuple[int, ...] = ()
         """The turns that nobody received; known at the end."""
         self.first_request: ChatRequest | None = None
         """The first call of an agent; None for a session without one."""
@@ -153,7 +153,7 @@ class LazySession:
 
         def collect(session: Session) -> Transcript | Verdict:
             ending = _collect_transcript(session, turns, step_results)
-            self.unseen_turns = tuple(session.unseen_turns)
+            self.masked_turns = tuple(session.masked_turns)
             if session.warning:
                 self.add_warning(session.warning)
             return ending

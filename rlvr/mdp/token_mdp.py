@@ -511,8 +511,8 @@ class TokenMDP:
         meta: dict[str, Any] = {"trouble": session_handle.warnings} if session_handle.warnings else {}
         if malformed := [index for index, turn in enumerate(state.turns) if turn.has_malformed_call]:
             meta["malformed_turns"] = malformed
-        if session_handle.unseen_turns:
-            meta["unseen_turns"] = list(session_handle.unseen_turns)
+        if session_handle.masked_turns:
+            meta["masked_turns"] = list(session_handle.masked_turns)
         if self.has_sessions:
             meta["session"] = build_session_record(session_handle, state.turns, state.step_results, state.collected)
         return meta

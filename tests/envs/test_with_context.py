@@ -116,8 +116,8 @@ def test_notes_are_a_turn_of_the_branch_that_was_full_and_the_next_branch_begins
 def test_notes_are_masked_if_they_are_not_to_be_trained() -> None:
     [trained, _], [masked, _] = (play({"policy": "summarise", "at": 0.6, "train_summaries": on}) for on in (True, False))
     assert trained.reward == masked.reward == 1.0 and trained.tokens == masked.tokens
-    assert not trained.unseen_turn_spans
-    notes = [load_tokenizer("bytes").decode(masked.tokens[start:end]) for start, end in masked.unseen_turn_spans]
+    assert not trained.masked_turn_spans
+    notes = [load_tokenizer("bytes").decode(masked.tokens[start:end]) for start, end in masked.masked_turn_spans]
     assert notes == ["adc", "adcbad"]
 
 
@@ -220,7 +220,7 @@ def test_notes_at_which_an_episode_is_truncated_are_no_answer() -> None:
     assert asked is not None and "Write down now" in asked.messages[-1]["content"]
     assert session.select_answer([Turn("next"), Turn("notes that are cut")]) == "next"
     session.artifacts()
-    assert tuple(session.unseen_turns) == (1,)
+    assert tuple(session.masked_turns) == (1,)
     session.close()
     env.close()
 

@@ -263,9 +263,9 @@ def test_a_turn_that_no_client_received_is_masked() -> None:
     with rlvr.Rollout(env, "bytes", {"name": "scripted", "answers": ["never seen", "11"]}) as rollout:
         [[episode]] = rollout.sample(env.task("train", 0), n=1, seed=1)
     env.close()
-    assert episode.meta["unseen_turns"] == [0] and episode.reward == 1.0
+    assert episode.meta["masked_turns"] == [0] and episode.reward == 1.0
     step = StepData([[episode]], rlvr.make_algorithm("grpo"))
-    [(start, end)] = episode.unseen_turn_spans
+    [(start, end)] = episode.masked_turn_spans
     assert end - start == len("never seen") + 1 and step.rows.num_policy_tokens == 3
     step.set_advantages([[[1.0] * len(episode.tokens)]], keep_zero_advantage=False)
     counts = step.count_tokens()

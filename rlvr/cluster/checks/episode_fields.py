@@ -214,7 +214,7 @@ def find_wrong_meta(request: RolloutRequest, episode: Episode, policy_version: i
         "truncated": lambda value: value in TRUNCATION_REASONS,
         "trouble": _is_text,
         "malformed_turns": lambda value: _is_turn_list(value, episode.turns),
-        "unseen_turns": lambda value: _is_turn_list(value, episode.turns),
+        "masked_turns": lambda value: _is_turn_list(value, episode.turns),
         "session": lambda value: is_session_record(value, episode.turns),
         "usage": lambda value: _is_list(value, _is_count) and len(value) == 2,
         "reasoning": lambda value: _is_list(value, _is_text) and len(value) == episode.turns,

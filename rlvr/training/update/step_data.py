@@ -40,7 +40,7 @@ class StepData:
         self.episodes = [groups[g][i] for g, i in self.row_positions]
         self.rows = TokenRows(
             [e.tokens for e in self.episodes],
-            [_mask_out_unseen_turns(algorithm.loss_mask(e), e) for e in self.episodes],
+            [_mask_out_turns(algorithm.loss_mask(e), e) for e in self.episodes],
             [e.segments for e in self.episodes],
         )
         self.is_in_loss = [algorithm.is_in_loss(e) and bool(n) for e, n in zip(self.episodes, self.rows.num_acted, strict=True)]
@@ -208,12 +208,12 @@ class StepData:
         return {"count": float(chosen.numel()), "sum": float(chosen.sum()), "squares": float(chosen.square().sum())}
 
 
-def _mask_out_unseen_turns(mask: Sequence[bool], episode: Episode) -> Sequence[bool]:
-    unseen = episode.unseen_turn_spans
-    if not unseen:
+def _mask_out_turns(mask: Sequence[bool], episode: Episode) -> Sequence[bool]:
+    spans = episode.masked_turn_spans
+    if not spans:
         return mask
     kept = list(mask)
-    for start, end in unseen:
+    for start, end in spans:
         kept[start:end] = [False] * (end - start)
     return kept
 
