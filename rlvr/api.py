@@ -838,6 +838,7 @@ def train(
     data: Any = None,
     algorithm: Any = None,
     callbacks: Sequence[Any] = (),
+    batch_source: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
     **sections: Any,
@@ -855,6 +856,7 @@ def train(
         data: questions with answers instead of an environment: a file, a list of dicts, a data frame, a `datasets.Dataset`.
         algorithm: an algorithm, as in `make_algorithm`.
         callbacks: objects with methods such as `on_step_end`; see `rlvr.Callback`.
+        batch_source: the class of a batch source of your own, another schedule of sampling; as in `rlvr.Trainer`.
         out: the run folder; it must not exist yet.
         resume: whether to resume the run in `out`.
         sections: keys of the sections `train` and `rollout`, such as `steps=5, learning_rate=1e-5, num_generations=4`; and whole sections,
@@ -878,6 +880,7 @@ def train(
         verifier=verifier,
         algorithm=algorithm,
         callbacks=callbacks,
+        batch_source=batch_source,
         out=out,
         resume=resume,
         **sections,

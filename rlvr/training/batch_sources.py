@@ -32,7 +32,7 @@ from torch import nn
 
 from rlvr.algorithms.functions.preferences import add_mismatched_answers
 from rlvr.contracts import Sampler, SamplingParams
-from rlvr.episode import Episode, segments_from_json, segments_to_json
+from rlvr.episode import Episode, StopReason, segments_from_json, segments_to_json
 from rlvr.errors import ConfigError
 from rlvr.models.plain_weights import PlainWeights
 from rlvr.rollout.rollout import RolloutRequest, RolloutTiming, derive_seed
@@ -680,7 +680,9 @@ def batch_from_json(row: Mapping[str, Any]) -> RolloutBatch:
 def _group_to_json(group: Group) -> list[dict[str, Any]]:
     rows = [{field.name: getattr(episode, field.name) for field in fields(Episode)} for episode in group]
     return [
-        row | {"verdict": None if row["verdict"] is None else row["verdict"].to_dict(), "segments": segments_to_json(row["segments"])}
+        row
+        | {"verdict": None if row["verdict"] is None else row["verdict"].to_dict(), "segments": segments_to_json(row["segments"])}
+        | {"stop_reason": row["stop_reason"].value}
         for row in rows
     ]
 
@@ -690,6 +692,7 @@ def _group_from_json(rows: list[dict[str, Any]]) -> Group:
         Episode(
             **{
                 **row,
+                "stop_reason": StopReason(row["stop_reason"]),
                 "verdict": row["verdict"] and Verdict(**row["verdict"]),
                 "segments": segments_from_json(row.get("segments", ())),
             }

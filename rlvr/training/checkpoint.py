@@ -353,6 +353,21 @@ def load_checkpoint_state(checkpoint_folder: Path) -> tuple[dict[str, Any], Prog
     return state, progress
 
 
+def find_unloadable_value(state: Any, place: str = "") -> str:
+    """Return what in a state cannot be loaded again, as text; "" if everything can: a checkpoint is loaded without running code of its own.
+
+    >>> find_unloadable_value({"batch": [1, {"end": print}]})
+    "a builtin_function_or_method at ['batch'][1]['end']"
+    """
+    if isinstance(state, Mapping):
+        return next(filter(None, (find_unloadable_value(value, f"{place}[{name!r}]") for name, value in state.items())), "")
+    if type(state) in (list, tuple):
+        return next(filter(None, (find_unloadable_value(value, f"{place}[{i}]") for i, value in enumerate(state))), "")
+    if state is None or type(state) in (str, bytes, bool, int, float) or isinstance(state, torch.Tensor):
+        return ""
+    return f"a {type(state).__name__} at {place or 'its top'}"
+
+
 @contextmanager
 def handle_load_errors(checkpoint_folder: Path) -> Iterator[None]:
     """Raise a clear ConfigError if a checkpoint's state has another format, such as that of an earlier version."""

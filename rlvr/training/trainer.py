@@ -559,6 +559,11 @@ class Trainer(Hinted):
     def _collect_state(self) -> dict[str, Any]:
         """Collect the state of every component for a checkpoint, without the weights."""
         source = self.batch_source.state_dict()  # first: it waits for running sampling, which moves the task sampler on
+        if wrong := checkpoint.find_unloadable_value(source):
+            raise ConfigError(
+                f"state_dict of {type(self.batch_source).__name__} has {wrong}, which a checkpoint cannot be loaded with; return texts, numbers, "
+                "lists, dicts and tensors, such as json.dumps(batch_to_json(batch))"
+            )
         dataset = self.components.offline_dataset
         return {
             "batch_source": source,

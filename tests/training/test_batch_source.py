@@ -13,7 +13,7 @@ from rlvr.contracts.algorithm import Algorithm
 from rlvr.episode import Episode
 from rlvr.errors import CheckFailed, ConfigError
 from rlvr.runs.run_log import read_jsonl
-from rlvr.training.batch_sources import OnPolicySource, RolloutBatch, StepRollout, SynchronousSource
+from rlvr.training.batch_sources import OnPolicySource, RolloutBatch, StepRollout, SynchronousSource, batch_from_json, batch_to_json
 from rlvr.training.trainer import Trainer
 from tests.fixtures.tiny import tiny_run
 
@@ -113,6 +113,44 @@ def test_a_source_of_older_episodes_trains_off_policy(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Replayed, "is_off_policy", False)
     with pytest.raises(CheckFailed):
         run(tmp_path / "b", Replayed, train=train)
+
+
+class UsedTwice(OnPolicySource):
+    """The batch of every second step is that of the step before."""
+
+    is_off_policy = True
+    state: Any = None
+
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
+        if rollout.step % 2 and self.state is not None:
+            return batch_from_json(self.state)
+        batch = rollout.build_batch(rollout.sample_groups(self.components.config.rollout.prompts_per_step), dropped={})
+        self.state = batch_to_json(batch)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.state}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state["kept"]
+
+
+class WithObjects(UsedTwice):
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": [Path("a")]}
+
+
+def test_a_batch_is_kept_in_a_checkpoint_and_what_could_not_be_loaded_is_refused(tmp_path: Path) -> None:
+    whole = run(tmp_path / "a", UsedTwice, train={"steps": 4})
+    run(tmp_path / "b", UsedTwice, train={"steps": 1, "lr_scheduler": "constant"})
+    again = run(tmp_path / "b", UsedTwice, resume=True, train={"steps": 2, "lr_scheduler": "constant"})
+    for episodes in (whole, again):
+        first, second = ([e["tokens"] for e in episodes if e["step"] == step] for step in (1, 2))
+        assert first == second
+    with pytest.raises(
+        ConfigError, match=r"state_dict of WithObjects has a PosixPath at \['kept'\]\[0\], which a checkpoint cannot be loaded with"
+    ):
+        run(tmp_path / "c", WithObjects, train={"steps": 1})
 
 
 def test_what_is_no_source_and_what_asks_for_another_is_refused(tmp_path: Path) -> None:
