@@ -38,7 +38,7 @@ from rlvr.training.train import train  # noqa: E402
 
 RECIPES = Path(__file__).parent / "tools"
 AGENTS = {"with the tool": "read_cards", "without the tool": "answer_alone"}
-COLOURS = dict(zip(AGENTS, ("#1f4e8c", "#666666"), strict=True))
+COLOURS = dict(zip(AGENTS, ("#1f4e8c", "#c0392b"), strict=True))
 ENOUGH, MOST_BEFORE, MOST_ALONE = 0.85, 0.35, 0.05
 
 
@@ -87,6 +87,18 @@ def has_missed(one: dict[str, Any]) -> bool:
     return bool(one["after"] > MOST_ALONE)
 
 
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """Draw the held-out accuracy over the steps. Marks show where it was measured, and that the lines at 0 are there, on the axis."""
+    import matplotlib
+
+    lines = [
+        Line(one["agent"], COLOURS[one["agent"]], ([step for step, _ in one["held_out"]],), [right for _, right in one["held_out"]])
+        for one in runs
+    ]
+    with matplotlib.rc_context({"lines.marker": "o", "lines.markersize": 5}):
+        plotted(lines, path, units=["step"], height="held-out accuracy")
+
+
 def main() -> int:
     """Run all seeds with all agents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,11 +122,7 @@ def main() -> int:
                 runs.append(run(seed, agent, warm / "checkpoints" / "last", folder, asked.steps))
                 print(json.dumps(runs[-1]), flush=True)
     if asked.draw is not None:
-        lines = [
-            Line(one["agent"], COLOURS[one["agent"]], ([step for step, _ in one["held_out"]],), [right for _, right in one["held_out"]])
-            for one in runs
-        ]
-        plotted(lines, asked.draw, units=["step"], height="held-out accuracy")
+        draw(runs, asked.draw)
     missed = [[one["agent"], one["seed"]] for one in runs if has_missed(one)]
     print(json.dumps({"runs": len(runs), "missed": missed, "passed": not missed}))
     return int(bool(missed))
