@@ -292,14 +292,26 @@ def make_trainer_class(algorithm: str) -> Any:
             given |= {name: value for name, value in settings.items() if value is not None}
             if eval_dataset is not None:  # held-out tasks belong to the environment
                 given["env"] = rlvr.make_env(given.pop("data"), verifier=given.pop("reward_funcs"), test=eval_dataset)
-            super().__init__(algorithm=given.pop("algorithm", algorithm), **given)
+            self._settings = {"algorithm": algorithm, **given}
+            out = next((given[word] for word in ("output_dir", "out") if word in given), None)
+            self._is_made = False
+            if out is None or not (Path(out) / "config.yaml").is_file():  # else `train` is told whether the run is continued
+                self._make()
+
+        def _make(self, **more: Any) -> None:
+            super().__init__(**{**self._settings, **more})
+            self._is_made = True
 
         def train(self, resume_from_checkpoint: Any = None) -> Any:
-            if resume_from_checkpoint:
+            if self._is_made and resume_from_checkpoint:
                 raise ConfigError(
-                    f"a trainer is made for one run; say it when it is made: {type(self).__name__}(..., resume_from_checkpoint=True).train()"
+                    f"a trainer is made for one run; make a new one: {type(self).__name__}(...).train(resume_from_checkpoint=True)"
                 )
-            return self.fit()
+            if not self._is_made:
+                self._make(**({} if resume_from_checkpoint is None else {"resume": bool(resume_from_checkpoint)}))
+            report = self.fit()
+            self.release_folder()  # trainers of TRL are not closed
+            return report
 
         @property
         def state(self) -> Any:

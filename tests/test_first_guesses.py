@@ -1516,7 +1516,11 @@ def test_the_trainer_of_trl_takes_its_arguments(tmp_path: Path) -> None:
     assert {"rewards/contains/mean", "rewards/short/mean"} <= trainer.state.log_history[0].keys()
     trainer.save_model(str(tmp_path / "model"))
     assert (tmp_path / "model" / "model.safetensors").is_file()
-    assert "resume_from_checkpoint=True).train()" in read_message(lambda: trainer.train(resume_from_checkpoint=True))
+    assert "train(resume_from_checkpoint=True)" in read_message(lambda: trainer.train(resume_from_checkpoint=True))
+    again: Any = GRPOTrainer(model, [contains, short], GRPOConfig(config, max_steps=3), rows, processing_class=tokenizer)
+    assert "is not overwritten" in read_message(again.train)
+    assert again.train(resume_from_checkpoint=True).steps == again.state.global_step == 3
+    again.close()
     assert "mixed_precision" in translate_keywords("train", {"bf16": True}) and "bf16" in translate_keywords("train", {"bf16": 3})
     trainer.close()
 

@@ -221,7 +221,9 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"another process is training in {folder}; wait for it or stop it, or choose another --out") from error
+            raise ConfigError(
+                f"another trainer is at work in {folder}, in this process or another; close it, wait for it or stop it, or choose another --out"
+            ) from error
         except (ImportError, OSError):  # without file locks, preventing this is up to the user
             pass
         yield

@@ -219,7 +219,8 @@ class Trainer(Hinted):
             if is_new:
                 run_on_main(accelerator, lambda: RunLog.create(folder, config).close())
                 run_on_main(accelerator, lambda: record_plugins(folder, (components.environment, components.algorithm)))
-            run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
+            self._folder_lock = stack.enter_context(ExitStack())
+            run_on_main(accelerator, lambda: self._folder_lock.enter_context(lock_run_folder(folder)))
             self.run_log = RunLog(folder, is_writer=main)
             if not is_new:
                 run_on_main(accelerator, lambda: self.run_log.record_num_steps_in_config(config.train.steps))
@@ -488,6 +489,10 @@ class Trainer(Hinted):
     def close(self) -> None:
         """Close everything that the trainer has opened; it can no longer train. May be called more than once."""
         self.__exit__(None, None, None)
+
+    def release_folder(self) -> None:
+        """Let another trainer continue the run, after the last step of this one, which may still be used to read and to save its model."""
+        self._folder_lock.close()
 
     def enter_context(self, opened: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the trainer closes; for callbacks that hold something open."""

@@ -379,7 +379,7 @@ def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
 def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[Path, TrainReport]) -> None:
     folder, _ = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with lock_run_folder(folder), pytest.raises(ConfigError, match="another process is training in"):
+    with lock_run_folder(folder), pytest.raises(ConfigError, match="another trainer is at work in"):
         run(folder, resume=True, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
