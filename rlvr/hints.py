@@ -66,9 +66,6 @@ NAMES: Mapping[str, str] = {
     "LLM": "rlvr.generate('hf:DIR', prompts, n=4, max_new_tokens=64), which returns texts; 'vllm:DIR' samples with vLLM, on a GPU",
     **dict.fromkeys(("pass_at_k", "pass_k"), "rlvr.evaluate(env, policy=..., n=8).pass_at_k(4)"),
     "Model": "rlvr.load_model(folder), a transformers model and its tokenizer",
-    "MultiTurnEnv": "subclass rlvr.Environment: max_turns = 5; task(self, split, index) returns rlvr.Task(question, reference=answer); "
-    "reply(self, task, completions) returns what is said to the last of the policy's turns, None at the end; rlvr.make_env(MyEnv, "
-    "verifier=function) builds it, rlvr.register('my_env', MyEnv, verifier=function) gives it a name. `rlvr new env NAME --kind conversation` writes one",
     "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.generate(policy, prompts) returns "
     "its texts, and rlvr.evaluate(env, policy=...) scores them",
     "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
@@ -80,7 +77,6 @@ NAMES: Mapping[str, str] = {
         "tags stand there is rewarded by the verifier 'format', such as verifier={'symbolic': 0.8, 'format': 0.2}",
     ),
     "EnvGroup": "rlvr.make_env('mixture', envs={'sums': 'arithmetic', 'game': 'guess_number'}), whose tasks are those of all",
-    "Suite": "rlvr.evaluate(['arithmetic', 'countdown'], policy='hf:DIR'), a list of environments, or the name of a suite: `rlvr list suites`",
     **dict.fromkeys(
         ("check_code", "verify_code", "CodeVerifier"),
         "rlvr.verify('unit_tests', answer=text, reference=['assert add(1, 2) == 3']), where the code is in a fenced block of the text",
@@ -101,8 +97,6 @@ NAMES: Mapping[str, str] = {
         "`rlvr show recipe quickstart` prints those of a recipe",
     ),
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
-    "load_dataset": "the tasks of an environment are rlvr.make_env('arithmetic').to_dataset(100); data of yours is given as it is, as a file, "
-    "a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact', holdout=0.2), which keeps a fifth as the split test",
     "pipeline": "rlvr.generate(folder, prompts, n=2, max_new_tokens=64), which returns texts",
     **dict.fromkeys(
         ("spaces", "wrappers"), "what rlvr.make(env) returns is a gymnasium.Env: its spaces and wrappers are those of gymnasium itself"
@@ -495,7 +489,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(
             ("max_episode_steps", "max_steps"),
-            "the number of turns is max_turns, an attribute of the class, or a setting of data with tools",
+            "max_turns=, of environments with several turns",
         ),
         **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
         "score_range": _SCORE_RANGE,

@@ -99,7 +99,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("explanation", "feedback", "message", "rationale"), "reason"),
         **dict.fromkeys(("details", "metadata"), "detail"),
     },
-    "make": _LENGTH,
+    "make": {**_LENGTH, "max_episode_steps": "max_turns"},
     "register": {"id": "name", "entry_point": "plugin", "cls": "plugin"},
     "make_algorithm": _CLIPPED_AND_REGULARIZED,
     "make_verifier": {"reward_weights": "weights"},
@@ -142,6 +142,7 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
     **dict.fromkeys(("SingleTurnEnv", "ToolEnv", "load", "load_benchmark", "load_task"), "make_env"),
     **dict.fromkeys(("as_reward_fn", "as_reward_func", "as_reward_function", "to_reward_func"), "make_verifier"),
+    "MultiTurnEnv": "Environment",
     "Sample": "Task",
     "eval": "evaluate",
     "verify_batch": "verify_many",
@@ -157,6 +158,11 @@ REGISTRATIONS: Mapping[str, str] = {f"register_{word}": kind for word, kind in _
 """Functions of other libraries that register a plugin, and its kind for `rlvr.register`."""
 BATCH_SIZE = "per_device_train_batch_size"
 """The word of transformers for the completions of a batch on a device, whose value is converted, too."""
+LORA_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("use_lora", "use_peft"), ""),
+    **{"lora_alpha": "alpha", "lora_r": "rank", "lora_rank": "rank", "lora_target_modules": "target_modules"},
+}
+"""Keywords of an adapter, and what they are in `lora`; "": whether there is one."""
 DEFAULT_NUM_GENERATIONS = 8
 """The completions of a prompt in TRL and in a recipe, if nothing else is said; a test compares them, as this module imports no configuration."""
 ENVS: Mapping[str, str] = {"math": "competition_math"}
@@ -237,15 +243,33 @@ def score_answer(*given: Any, **settings: Any) -> float | None:
     return rlvr.verify(*given, **settings).score
 
 
-def play_episode(env: Any, policy: Any, *, seed: int = 0, **settings: Any) -> Any:
-    """Return the sample of one episode, the first task of the split `test` or of the one that is given: its messages, score and reason.
+def play_episodes(env: Any, policy: Any, *, seed: int = 0, **settings: Any) -> Any:
+    """Return the sample of one episode, the first task of the split `test` or of the one that is given: its messages, score and reason. With
+    a number of episodes, `n` or another word for it: a list, of so many tasks.
 
-    >>> play_episode("arithmetic", "scripted:gold").reward
-    1.0
+    >>> play_episodes("arithmetic", "scripted:gold").reward, len(play_episodes("arithmetic", "scripted:gold", n=3))
+    (1.0, 3)
     """
     import rlvr
 
-    return rlvr.evaluate(env, policy, tasks=1, n=1, seed=seed, **settings).samples[0]
+    words = [word for word in ("n", "tasks", "episodes", "n_episodes", "num_episodes", "num_rollouts") if word in settings]
+    if len(words) > 1:
+        raise ConfigError(
+            f"{words[0]} and {words[1]} are both a number of episodes here; rlvr.evaluate(env, policy, tasks=4, n=2) has both"
+        )
+    count = settings.pop(words[0]) if words else 1
+    samples = rlvr.evaluate(env, policy, tasks=count, n=1, seed=seed, **settings).samples
+    return samples if words else samples[0]
+
+
+def load_rows(source: Any, *given: Any, **settings: Any) -> Any:
+    """Load a `datasets.Dataset`: of a file, its rows; of anything else what `datasets.load_dataset` returns."""
+    import datasets
+
+    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+    if isinstance(source, str | Path) and (kind := kinds.get(Path(source).suffix)) and Path(source).is_file():
+        return datasets.load_dataset(kind, data_files=str(source), split=settings.pop("split", "train"), **settings)
+    return datasets.load_dataset(source, *given, **settings)
 
 
 def compare_reports(first: Any, second: Any, *, force: bool = False) -> Any:
@@ -362,9 +386,11 @@ def find_function(name: str) -> Any:
         return functools.partial(getattr(rlvr, f"make_{kind}"), own_name)
     own = {
         "Rubric": make_rubric,
+        "Suite": list,
         "compare": compare_reports,
         "evaluate_policy": evaluate_policy,
-        "rollout": play_episode,
+        "load_dataset": load_rows,
+        "rollout": play_episodes,
         "score": score_answer,
     } | dict.fromkeys(VERIFIER_DECORATORS, decorate_verifier)
     return own.get(name)
@@ -373,7 +399,17 @@ def find_function(name: str) -> Any:
 def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call take the words of other libraries, as its outermost decorator."""
     call = "train" if function.__qualname__ == "Trainer.__init__" else function.__qualname__.removesuffix(".__init__")
-    words = {*SYNONYMS[call], *IGNORED.get(call, ()), *NEUTRAL.get(call, ()), BATCH_SIZE, "pass_at_k", "k", "num_samples", "num_fewshot"}
+    words = {
+        *SYNONYMS[call],
+        *IGNORED.get(call, ()),
+        *NEUTRAL.get(call, ()),
+        *(LORA_WORDS if call == "train" else ()),
+        BATCH_SIZE,
+        "pass_at_k",
+        "k",
+        "num_samples",
+        "num_fewshot",
+    }
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -428,6 +464,19 @@ def _describe_sum(functions: Sequence[Any], weights: Sequence[float]) -> Any:
     parts = [{"verifier": function, "weight": weight} for function, weight in zip(functions, weights, strict=True)]
     is_mean = all(isinstance(weight, int | float) for weight in weights) and min(weights) >= 0 and math.isclose(math.fsum(weights), 1.0)
     return parts if is_mean else {"name": "composite", "components": parts, "combine": "sum"}
+
+
+def _join_lora(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Join the keywords of an adapter, as verl and transformers have them, to `lora`."""
+    if call != "train" or not (own := [name for name in given if name in LORA_WORDS]):
+        return given
+    rest = {name: value for name, value in given.items() if name not in own}
+    if any(given.get(name) is False for name in ("use_lora", "use_peft")):
+        return rest
+    if "lora" in given or "peft_config" in given:
+        raise ConfigError(f"rlvr.train got lora and {own[0]}, which say the same; give one of them")
+    lora = {word: given[name] for name in own if (word := LORA_WORDS[name])}
+    return {**rest, "lora": {"rank": 8, **lora}}
 
 
 def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -499,6 +548,7 @@ def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str
     """
     if call == "evaluate" and _are_names(given.get("tasks")):  # of environments, as lm-eval has them
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
+    given = _join_lora(call, given)
     neutral = NEUTRAL.get(call, {})
     given = {name: value for name, value in given.items() if value not in neutral.get(name, ())}
     if call == "train" and given.get("bf16") is True:

@@ -1621,3 +1621,40 @@ def test_more_words_of_other_libraries_mean_what_they_say(tmp_path: Path) -> Non
         return 1.0
 
     assert rlvr.evaluate([{"question": "1+1=", "answer": "2"}], lambda prompt: "3", reward=always).accuracy == 1.0
+
+
+def test_several_episodes_are_a_list_and_a_file_is_a_dataset(tmp_path: Path) -> None:
+    env = rlvr.make("arithmetic")
+    episodes = api.rollout(env, lambda prompt: "4", n=3)
+    assert len({episode.task_id for episode in episodes}) == 3 and all(episode.reward in (0.0, 1.0) for episode in episodes)
+    assert len(api.rollout(env, lambda prompt: "4", num_episodes=2)) == 2
+    assert "are both a number of episodes" in read_message(lambda: api.rollout(env, lambda prompt: "4", n=3, tasks=2))
+    (tmp_path / "qa.jsonl").write_text('{"input": "1+1=", "target": "2"}\n{"input": "2+2=", "target": "4"}\n')
+    rows = api.load_dataset(str(tmp_path / "qa.jsonl"))
+    assert len(rows) == 2 and rlvr.evaluate(rows, lambda prompt: "4").accuracy == 0.5
+    suite = api.Suite(["arithmetic", "countdown"])
+    assert [*rlvr.evaluate(suite, "scripted:gold", tasks=1)] == ["arithmetic", "countdown"]
+    made: Any = rlvr.make("guess_number", max_episode_steps=2)
+    made.reset(seed=0)
+    assert [made.step("50")[2] or made.step("50")[3]] == [True]
+
+
+def test_a_base_class_of_verifiers_and_the_score_of_a_rubric() -> None:
+    class Hi(api.MultiTurnEnv):
+        def reset(self, seed: int | None = None) -> str:
+            return "say hi"
+
+        def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+            return "thanks", float("hi" in action), True, {}
+
+    env = rlvr.make(Hi)
+    assert env.reset(seed=0)[0] == "say hi" and env.step("hi")[1] == 1.0
+    assert api.Rubric(funcs=[lambda completion, answer: float(answer in completion)]).score("it is 4", "4") == 1.0
+
+
+def test_words_for_an_adapter_are_one_setting() -> None:
+    assert translate_keywords("train", {"use_lora": True, "lora_rank": 4, "lora_alpha": 8}) == {"lora": {"rank": 4, "alpha": 8}}
+    assert (
+        translate_keywords("train", {"use_peft": True}) == {"lora": {"rank": 8}} and translate_keywords("train", {"use_lora": False}) == {}
+    )
+    assert "say the same; give one of them" in read_message(lambda: translate_keywords("train", {"lora_r": 4, "peft_config": 1}))

@@ -76,12 +76,13 @@ class Verifier(Plugin, ABC):
     content of a text (only if the answer is not a string). For a task that it cannot verify it returns a verdict with fault `task`.
     """
 
+    _synonyms = {"score": "score_answer"}
     _hints = {
         "verify_batch": "write .verify_many(tasks, answers), or rlvr.verify_many(verifier, answers, references)",
         **dict.fromkeys(
             ("add_reward_func", "add_metric"), "verifiers are joined when they are made: rlvr.make_verifier([verifier, function])"
         ),
-        **dict.fromkeys(("score", "check", "grade", "judge"), "write rlvr.verify(verifier, answer, reference).score"),
+        **dict.fromkeys(("check", "grade", "judge"), "write rlvr.verify(verifier, answer, reference).score"),
     }
     version: ClassVar[str] = "1"
     """Increase it whenever a verdict may change. It is part of every cache key and recorded with every run."""
@@ -111,6 +112,11 @@ class Verifier(Plugin, ABC):
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score `answer` against `task.reference`."""
+
+    def score_answer(self, answer: Any = None, reference: Any = None, **columns: Any) -> float | None:
+        """Return the score of an answer alone, of what `verifier(answer, reference)` says of it."""
+        verdict: Verdict = self(answer, reference, **columns)
+        return verdict.score
 
     @overload
     def __call__(self, answer: str, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Verdict: ...

@@ -72,7 +72,8 @@ class EnvComparison:
         >>> EnvComparison("gsm8k", 0.5, 0.4, run_paired_test([0.1] * 9), 0.01, 9, 0, [], []).format_signed_difference(0.1)
         '+10.0'
         """
-        return f"{100 * value:+.1f}" if self.is_fraction else f"{value:+.4g}"
+        text = f"{100 * value:+.1f}" if self.is_fraction else f"{value:+.4g}"
+        return text.replace("-", "+") if float(text) == 0 else text
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the comparison to plain JSON."""

@@ -14,9 +14,9 @@ class _RolloutModule(ModuleType):
     """
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
-        from rlvr.synonyms import play_episode
+        from rlvr.synonyms import play_episodes
 
-        return play_episode(*args, **settings)
+        return play_episodes(*args, **settings)
 
 
 sys.modules[__name__].__class__ = _RolloutModule

@@ -76,6 +76,7 @@ SAME_OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "eval": {
         **_OUT,
+        "log-dir": "--out",
         **dict.fromkeys(("benchmark", "data", "dataset", "e", "env", "env-id", "environment", "task"), "SUITE"),
         **dict.fromkeys(("checkpoint", "m", "model", "model-name", "model-path", "pretrained"), _POLICY),
         **dict.fromkeys(("api-base", "api-base-url", "b", "base-url", "endpoint", "model-base-url", "url"), _POLICY),
@@ -90,6 +91,7 @@ SAME_OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "train": {
         **_OUT,
+        "save-dir": "--out",
         **dict.fromkeys(("c", "config", "data", "dataset", "train-data", "train-file"), "RECIPE"),
         **dict.fromkeys(("base-model", "m", "model-name", "model-name-or-path", "model-path"), "--model"),
         **dict.fromkeys(("eval-data", "eval-file", "test-data", "val-data"), "--test"),
