@@ -141,12 +141,12 @@ def _count_common(tokens: Sequence[int], start: int, end: int, prompt: Sequence[
     return done
 
 
-def fork(tokens: Sequence[int], segments: Sequence[Segment], prompt: Sequence[int]) -> tuple[list[Segment], int]:
+def add_branch_segments(tokens: Sequence[int], segments: Sequence[Segment], prompt: Sequence[int]) -> tuple[list[Segment], int]:
     """Return the segments with a place for a prompt, whose new tokens come at the end of `tokens`, and how many of its tokens are known.
 
-    >>> fork([5, 6, 7], [Segment(0)], [5, 6, 7, 8])
+    >>> add_branch_segments([5, 6, 7], [Segment(0)], [5, 6, 7, 8])
     ([Segment(start=0, parent=-1)], 3)
-    >>> fork([5] * 20, [Segment(0)], [5] * 18 + [8])
+    >>> add_branch_segments([5] * 20, [Segment(0)], [5] * 18 + [8])
     ([Segment(start=0, parent=-1), Segment(start=18, parent=0), Segment(start=20, parent=0)], 18)
     """
     depth, number, position = find_longest_path(tokens, segments, prompt)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rlvr.contracts import StepResult, Tokenizer, Transcript
 from rlvr.contracts.chat_request import ChatRequest
 from rlvr.episode import Segment, StopReason
-from rlvr.mdp.branches import ChatHistory, fork
+from rlvr.mdp.branches import ChatHistory, add_branch_segments
 from rlvr.mdp.sessions import LazySession
 from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
@@ -63,7 +63,7 @@ class ConversationState:
 
     def append_request(self, request: ChatRequest, prompt: Sequence[int]) -> None:
         """Append the prompt of an agent's call: only the tokens that no branch begins with."""
-        self.segments, known = fork(self.tokens, self.segments or [Segment(0)], prompt)
+        self.segments, known = add_branch_segments(self.tokens, self.segments or [Segment(0)], prompt)
         self.request, self.branch = request, list(prompt[:known])
         self.append(prompt[known:], is_policy=False)
         self.turn_start = len(self.tokens)

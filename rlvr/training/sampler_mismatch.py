@@ -292,11 +292,11 @@ def measure_logprob_gaps(
                 asked.update_weights(PlainWeights(model), 0)
                 for temperature in temperatures:
                     found = asked.sample(requests, SamplingParams(temperature, stop_ids=tokenizer.stop_ids))
-                    yield from compute_logprob_gaps(model, requests, found, precision, temperature)
+                    yield from compute_logprob_gaps_by_position(model, requests, found, precision, temperature)
 
 
 @torch.no_grad()
-def compute_logprob_gaps(
+def compute_logprob_gaps_by_position(
     model: Any, requests: Sequence[Request], completions: Sequence[Completion], precision: str, temperature: float
 ) -> Iterator[LogprobGap]:
     """Compute the differences of one precision and temperature, by range of positions; empty ranges are omitted."""

@@ -61,7 +61,7 @@ def write_index(folder: str | Path, out: str | Path | None = None, *, reload_s: 
     return WrittenPage(out, len(entries), write_page_file(out, text))
 
 
-def get_run_log_sizes(folder: Path) -> tuple[tuple[str, int], ...]:
+def list_run_log_sizes(folder: Path) -> tuple[tuple[str, int], ...]:
     """Return the names of the runs under a folder with the sizes of their logs; the value changes when a run makes progress."""
     return tuple((str(run), get_log_size(run) + (run / REPORT_FILE).is_file()) for run in find_runs(folder))
 

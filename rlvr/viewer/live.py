@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlvr.errors import RlvrError
 from rlvr.evaluation.samples import REPORT_FILE
-from rlvr.viewer.index import PAGE_NAME, find_runs, get_run_log_sizes, write_index
+from rlvr.viewer.index import PAGE_NAME, find_runs, list_run_log_sizes, write_index
 from rlvr.viewer.serve import PageServer
 from rlvr.viewer.view import POLL_INTERVAL_S, WrittenPage, watch_run, write_page
 
@@ -79,7 +79,7 @@ def serve_index(
         before: object = None
         with suppress(KeyboardInterrupt):
             while max_polls is None or max_polls > 0:
-                if (now := get_run_log_sizes(folder)) != before:
+                if (now := list_run_log_sizes(folder)) != before:
                     before = now
                     on_written(served.url, write_index(folder, out, reload_s=math.ceil(poll_interval_s), has_page_server=True))
                 max_polls = None if max_polls is None else max_polls - 1

@@ -21,7 +21,7 @@ from rlvr.gateway.agents import AgentClient
 from rlvr.gateway.calls import GatewayError
 from rlvr.gateway.formats import AnthropicMessages
 from rlvr.integrations.tokens import make_token_row
-from rlvr.mdp.branches import find_longest_path, fork, get_path_tokens
+from rlvr.mdp.branches import add_branch_segments, find_longest_path, get_path_tokens
 from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task
 from rlvr.training.update.step_data import StepData
@@ -197,7 +197,7 @@ def test_forks_keep_every_path(seed: int) -> None:
         else:
             old = dice.choice(prompts)
             prompt = [*old[: dice.randint(1, len(old))], *(dice.randrange(3) for _ in range(dice.randint(1, 40)))]
-        segments, known = fork(tokens, segments or [Segment(0)], prompt)
+        segments, known = add_branch_segments(tokens, segments or [Segment(0)], prompt)
         before = len(tokens)
         tokens += [*prompt[known:], 2000 + number]  # and a sampled token
         prompts.append([*prompt, 2000 + number])

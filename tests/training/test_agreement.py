@@ -16,7 +16,13 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from rlvr.samplers.hf import HFSampler
 from rlvr.training import sampler_mismatch as agreement
-from rlvr.training.sampler_mismatch import PRECISIONS, LogprobGap, compute_logprob_gaps, measure_logprob_gaps, summarize_logprob_gaps
+from rlvr.training.sampler_mismatch import (
+    PRECISIONS,
+    LogprobGap,
+    compute_logprob_gaps_by_position,
+    measure_logprob_gaps,
+    summarize_logprob_gaps,
+)
 
 TOKENIZER = CharTokenizer("0123456789+-*=# \n")
 MODEL = {
@@ -39,7 +45,7 @@ def sampled(model: Any, temperature: float, asked: float | None = None) -> list[
     sampler = HFSampler()
     sampler.update_from_model(model, 0)
     found = sampler.sample(requests, SamplingParams(temperature, stop_ids=TOKENIZER.stop_ids))
-    return list(compute_logprob_gaps(fresh(), requests, found, "float32", temperature if asked is None else asked))
+    return list(compute_logprob_gaps_by_position(fresh(), requests, found, "float32", temperature if asked is None else asked))
 
 
 def test_rounding_is_called_rounding() -> None:
@@ -134,4 +140,4 @@ def test_the_trainer_stands_on_the_accelerator_and_mixed_precision_is_compared_t
 
 def test_an_answer_that_is_none_is_no_measurement() -> None:
     with pytest.raises(ValueError, match="gave no answer at temperature 1: gone"):
-        list(compute_logprob_gaps(fresh(), [Request([2], 4)], [Completion([], [], "error", "gone")], "float32", 1.0))
+        list(compute_logprob_gaps_by_position(fresh(), [Request([2], 4)], [Completion([], [], "error", "gone")], "float32", 1.0))

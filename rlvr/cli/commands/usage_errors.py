@@ -217,9 +217,9 @@ class ComposedCommandLine:
     is_complete: bool
     """Whether no word stands for a missing one, and none was left out."""
 
-    def write(self, path: str) -> str:
-        """Write the line, for a shell; `path` is the program with the command."""
-        return " ".join([path, *map(quote, self.words)])
+    def format(self, command: str) -> str:
+        """Format the line for a shell; `command` is the program with its command, such as `rlvr train`."""
+        return " ".join([command, *map(quote, self.words)])
 
 
 def translate_command_line(error: Any, arguments: Sequence[str]) -> list[str] | None:
@@ -257,11 +257,11 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
         if [one.name for one in positional[:2]] == ["kind", "name"] and line.words and line.words[0] not in hints.PLUGIN_WORDS:
             missing = positional[0]  # the name alone was given
         about = str(missing.help or "").strip().rstrip(".")
-        return f"`{path}` lacks {_name_parameter(missing)}{f' ({about})' if about else ''}; write `{_compose_line(line).write(path)}`"
+        return f"`{path}` lacks {_name_parameter(missing)}{f' ({about})' if about else ''}; write `{_compose_line(line).format(path)}`"
     if said.startswith("Got unexpected extra argument"):
         taken = [_get_metavar(one) for one in _list_arguments(context.command)]
         extra = ", ".join(map(repr, line.words[len(taken) :]))
-        return f"`{path}` takes {' and '.join(taken) or 'no word'} without an option, and got {extra} too; write `{_compose_line(line).write(path)}`"
+        return f"`{path}` takes {' and '.join(taken) or 'no word'} without an option, and got {extra} too; write `{_compose_line(line).format(path)}`"
     return f"{said}; {see}"
 
 
@@ -540,7 +540,7 @@ LIST_KEYS = ("log.report_to", "model.lora.target_modules")
 def _describe_wrong_options(line: ParsedCommandLine, path: str) -> str:
     """Describe all options of a line that do not exist, and write the line as it should be."""
     is_solved = all(one.target or one.about for one in line.wrong) and any(one.target for one in line.wrong)
-    right = _compose_line(line).write(path) if is_solved and not line.conflict else ""
+    right = _compose_line(line).format(path) if is_solved and not line.conflict else ""
     reason = line.conflict or line.doubt
     if len(line.wrong) == 1:
         (one,) = line.wrong
