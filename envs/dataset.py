@@ -19,7 +19,15 @@ from rlvr.envs._data.columns import (
 )
 from rlvr.envs._data.row_verifier import PerRowSettingsVerifier, build_dataset_verifier
 from rlvr.envs._data.rows import Row
-from rlvr.envs._data.splits import build_prompt, hold_out, load_data_source, make_question_key, row_matches, split_by_column
+from rlvr.envs._data.splits import (
+    build_prompt,
+    hold_out,
+    load_data_source,
+    make_question_key,
+    row_matches,
+    split_by_column,
+    unnest_ground_truth,
+)
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Message, Task
 
@@ -196,6 +204,7 @@ class Dataset(Environment):
 
     def _make_tasks(self, rows: Sequence[Row], source_name: str) -> list[Task]:
         """Make the tasks of one source."""
+        rows = [unnest_ground_truth(row) for row in rows]
         kept = [
             row
             for row in rows

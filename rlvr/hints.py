@@ -99,8 +99,10 @@ NAMES: Mapping[str, str] = {
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "pipeline": "rlvr.generate(folder, prompts, n=2, max_new_tokens=64), which returns texts",
     **dict.fromkeys(
-        ("spaces", "wrappers"), "what rlvr.make(env) returns is a gymnasium.Env: its spaces and wrappers are those of gymnasium itself"
+        ("spaces", "wrappers"),
+        "what rlvr.make(env) returns is a gymnasium.Env: its spaces and wrappers are those of gymnasium itself, gymnasium.spaces and gymnasium.wrappers",
     ),
+    "TimeLimit": "gymnasium.wrappers.TimeLimit(rlvr.make(env), 3); environments with several turns have max_turns, too",
     "use_tools": "rlvr.evaluate(rows, policy=..., tools=[function], max_turns=4)",
     **dict.fromkeys(
         ("extract_answer", "extract_boxed", "extract_boxed_answer", "extract_hash_answer", "last_boxed_only_string"),

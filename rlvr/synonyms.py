@@ -243,7 +243,7 @@ def score_answer(*given: Any, **settings: Any) -> float | None:
     return rlvr.verify(*given, **settings).score
 
 
-def play_episodes(env: Any, policy: Any, *, seed: int = 0, **settings: Any) -> Any:
+def play_episodes(env: Any, policy: Any = None, *, seed: int = 0, **settings: Any) -> Any:
     """Return the sample of one episode, the first task of the split `test` or of the one that is given: its messages, score and reason. With
     a number of episodes, `n` or another word for it: a list, of so many tasks.
 
@@ -252,6 +252,11 @@ def play_episodes(env: Any, policy: Any, *, seed: int = 0, **settings: Any) -> A
     """
     import rlvr
 
+    policy = settings.pop("model", None) if policy is None else policy
+    if policy is None:
+        raise ConfigError(
+            "no policy is given; write rlvr.rollout(env, policy), such as 'hf:DIR', a model, or a function from a prompt to a text"
+        )
     words = [word for word in ("n", "tasks", "episodes", "n_episodes", "num_episodes", "num_rollouts") if word in settings]
     if len(words) > 1:
         raise ConfigError(
@@ -336,6 +341,13 @@ def make_trainer_class(algorithm: str) -> Any:
             report = self.fit()
             self.release_folder()  # trainers of TRL are not closed
             return report
+
+        def save_model(self, folder: str | Path) -> None:
+            """Write the model, and with LoRA the adapter alone, as trainers of TRL do."""
+            if self.config.model.lora is not None:
+                self.save_adapter(folder)
+            else:
+                super().save_model(folder)
 
         @property
         def state(self) -> Any:

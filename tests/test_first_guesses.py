@@ -1540,6 +1540,11 @@ def test_the_adapter_of_a_model_is_saved_beside_it(tmp_path: Path) -> None:
         report = trainer.fit()
         trainer.save_model(tmp_path / "model")
     report.save_model(tmp_path / "again")
+    both = {"env": "arithmetic", "steps": 1, "max_new_tokens": 4, "out": tmp_path / "b", "peft_config": peft.LoraConfig(r=2)}
+    like_trl: Any = api.GRPOTrainer(tiny_model(rlvr.load_tokenizer(TOKENIZER)), processing_class=TOKENIZER, **both)
+    like_trl.save_model(tmp_path / "alone")
+    like_trl.close()
+    assert sorted(path.name for path in (tmp_path / "alone").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     for folder in ("model", "again"):
         assert peft.PeftConfig.from_pretrained(str(tmp_path / folder / "adapter")).r == 2
         assert (tmp_path / folder / "adapter" / "adapter_model.safetensors").is_file()
@@ -1625,7 +1630,8 @@ def test_more_words_of_other_libraries_mean_what_they_say(tmp_path: Path) -> Non
 
 def test_several_episodes_are_a_list_and_a_file_is_a_dataset(tmp_path: Path) -> None:
     env = rlvr.make("arithmetic")
-    episodes = api.rollout(env, lambda prompt: "4", n=3)
+    episodes = api.rollout(env=env, model=lambda prompt: "4", n=3)
+    assert "no policy is given" in read_message(lambda: api.rollout(env))
     assert len({episode.task_id for episode in episodes}) == 3 and all(episode.reward in (0.0, 1.0) for episode in episodes)
     assert len(api.rollout(env, lambda prompt: "4", num_episodes=2)) == 2
     assert "are both a number of episodes" in read_message(lambda: api.rollout(env, lambda prompt: "4", n=3, tasks=2))
@@ -1658,3 +1664,35 @@ def test_words_for_an_adapter_are_one_setting() -> None:
         translate_keywords("train", {"use_peft": True}) == {"lora": {"rank": 8}} and translate_keywords("train", {"use_lora": False}) == {}
     )
     assert "say the same; give one of them" in read_message(lambda: translate_keywords("train", {"lora_r": 4, "peft_config": 1}))
+
+
+def test_an_environment_is_played_as_it_is() -> None:
+    env: Any = api.load_environment("guess_number")
+    assert env.reset(seed=0)[0] == "Guess my number from 1 to 100." and env.step("50")[0] in ("lower", "higher")
+    tools: Any = api.ToolEnv(dataset=[{"question": "1+1?", "answer": "2"}], tools=["calculator"])
+    assert "1+1?" in tools.reset(seed=0)[0]
+    with pytest.raises(AttributeError, match="has no attribute 'resett'"):
+        env.resett()
+
+
+def test_a_model_is_compared_with_a_function_that_has_no_tokens() -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    model = rlvr.evaluate("arithmetic", tiny_model(tokenizer), tokenizer=tokenizer, tasks=4, max_tokens=4)
+    function = rlvr.evaluate("arithmetic", lambda prompt: "4", tasks=4)
+    assert api.compare(model, function).envs["arithmetic"].num_pairs == 4
+    longer = rlvr.evaluate("arithmetic", tiny_model(tokenizer), tokenizer=tokenizer, tasks=4, max_tokens=5)
+    assert "max_new_tokens is 4 and 5" in read_message(lambda: api.compare(model, longer))
+
+
+def test_rows_and_a_function_of_verl_mean_the_same_here() -> None:
+    seen = []
+
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+        seen.append((data_source, ground_truth, extra_info))
+        return float(ground_truth in solution_str)
+
+    row = {"data_source": "mine", "prompt": [{"role": "user", "content": "2+2?"}], "reward_model": {"style": "rule", "ground_truth": "4"}}
+    rows: Any = [{**row, "extra_info": {"index": index}} for index in range(2)]
+    assert rlvr.evaluate(rows, lambda prompt: "it is 4", verifier=compute_score).accuracy == 1.0
+    assert all(source == "mine" and extra in ({"index": 0}, {"index": 1}) for source, _, extra in seen[-2:])
+    assert api.make_verifier(compute_score)("it is 4", "4").score == 1.0 and seen[-1] == ("rlvr", "4", None)

@@ -709,7 +709,6 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
         r"write report.scores",
     ),
     (lambda: rlvr.add_verifier, AttributeError, "nothing has to be registered"),
-    (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.TokenEnv"),  # type: ignore[attr-defined]
     (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
     (lambda: rlvr.train("quickstart", ppo_epochs=4), ConfigError, "num_iterations"),
     (lambda: rlvr.train("quickstart", num_train_epochs=4), ConfigError, "write steps="),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def split_by_column(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
             )
         found.setdefault(words[said], []).append(row)
     return found
+
+
+def unnest_ground_truth(row: Row) -> Row:
+    """Return a row with the column `ground_truth` that verl keeps inside the column `reward_model`."""
+    nested = row.values.get("reward_model")
+    if not isinstance(nested, Mapping) or "ground_truth" not in nested or "ground_truth" in row.values:
+        return row
+    return replace(row, values={**row.values, "ground_truth": nested["ground_truth"]})
 
 
 def row_matches(row: Row, column: str, condition: Any, where: str) -> bool:

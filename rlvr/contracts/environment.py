@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
@@ -87,10 +87,6 @@ class Environment(Plugin, ABC):
         **dict.fromkeys(("get_dataset", "as_dataset"), "to_dataset"),
     }
     _hints = {
-        **dict.fromkeys(
-            ("reset", "step"),
-            "an environment makes tasks; its Gymnasium environment is rlvr.make(env), or rlvr.TokenEnv(env) for token ids",
-        ),
         "tasks": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         **dict.fromkeys(
             ("dataset", "eval_dataset", "get_eval_dataset", "to_list", "rows", "sample", "take", "head"),
@@ -105,6 +101,17 @@ class Environment(Plugin, ABC):
         "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
         "system_prompt": "the system message is in the prompt of a task: env.task('train', 0).prompt",
     }
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Play with `reset` and `step` what `rlvr.make` makes of the environment, as environments are played elsewhere."""
+            if name in ("reset", "step"):
+                import rlvr
+
+                self.reset, self.step = (played := rlvr.make(self)).reset, played.step
+                return getattr(played, name)
+            return super().__getattr__(name)
+
     label: str = ""
     """Its name in reports; empty: that of its class."""
     verifier: Verifier

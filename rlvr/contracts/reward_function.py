@@ -25,7 +25,7 @@ REFERENCE_ARGUMENTS = (
 )
 QUESTION_ARGUMENTS = ("prompts", "prompt", "question", "problem")
 VERL_ARGUMENTS: Mapping[str, Any] = {"data_source": "rlvr", "extra_info": None}
-"""Arguments of verl's `compute_score` that a reward function may want."""
+"""Arguments of verl's `compute_score` that a reward function may want, where the data has no such column."""
 
 RewardCall = Callable[[str, Any, str, Mapping[str, Any]], Any]
 """Call a reward function for one answer: (answer, reference, question, meta) -> whatever the function returns for it. The call of a
@@ -83,7 +83,7 @@ class RewardSignature:
         >>> RewardSignature.read(lambda completions, answer, level: [1.0]).list_columns()
         ('level',)
         """
-        known = (self.answer, self.reference, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)
+        known = (self.answer, self.reference, *QUESTION_ARGUMENTS)
         return ("*",) if self.is_batched and self.takes_columns else tuple(name for name in self.names if name not in known)
 
 
@@ -103,7 +103,7 @@ def adapt_reward_function(function: Any) -> RewardCall:
 
     def call(text: str, expected: Any, question: str, meta: Mapping[str, Any]) -> Any:
         given: dict[str, Any] = {name: value for name, value in meta.items() if name in names or (known.is_batched and known.takes_columns)}
-        given |= {answer: text, **{name: value for name, value in VERL_ARGUMENTS.items() if name in names}}
+        given |= {answer: text, **{name: meta.get(name, value) for name, value in VERL_ARGUMENTS.items() if name in names}}
         given |= {name: question for name in QUESTION_ARGUMENTS if name in names}
         if reference:
             given[reference] = expected
@@ -111,7 +111,7 @@ def adapt_reward_function(function: Any) -> RewardCall:
             given |= {name: expected for name in REFERENCE_ARGUMENTS if name != answer}
         if not known.is_batched:
             return function(**given)
-        given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
+        given = {name: value if name in VERL_ARGUMENTS and name not in meta else [value] for name, value in given.items()}
         returned = function(**given)
         return _await_only_reward(returned) if inspect.isawaitable(returned) else _get_only_reward(returned)
 

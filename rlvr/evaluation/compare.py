@@ -36,6 +36,8 @@ MAX_NAMED_TASKS = 3
 """The maximum of won and lost tasks that are named."""
 SAMPLING_SETTINGS = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length", "episode_timeout_s")
 """Settings that both runs must share besides the environment's own, because they do not show in a prompt."""
+MODEL_SETTINGS = frozenset({"temperature", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length"})
+"""Those that may differ between a model and a function or script, which draws no tokens, and whose answers are counted in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,13 @@ def _compare_runs(runs: tuple[ComparedRun, ComparedRun], *, force: bool, seed: i
 def _find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequence[str]) -> list[str]:
     """List the differences between two plans that affect sampling or verification."""
     a, b = plans
-    found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
+    are_models = {not plan.policy.startswith(("function:", "scripted:")) for plan in plans}
+    idle = MODEL_SETTINGS if len(are_models) > 1 else frozenset[str]()
+    found = [
+        f"{key} is {old} and {new}"
+        for key in ("top_p", "top_k")
+        if (old := getattr(a, key)) != (new := getattr(b, key)) and key not in idle
+    ]
     changed = [name for name in a.list_changed_objects(b) if name in shared_envs]
     found += [f"{name}: the code or the settings of the environment or its verifier are others" for name in changed]
     for name in shared_envs:
@@ -231,7 +239,7 @@ def _find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequen
         if shorten_plugin_files(old.env["name"]) == shorten_plugin_files(new.env["name"]):
             made = _collect_env_settings(old), _collect_env_settings(new)
             settings |= {f"the environment's {key}": (made[0].get(key), made[1].get(key)) for key in sorted(made[0] | made[1])}
-        found += [f"{name}: {key} is {one} and {other}" for key, (one, other) in settings.items() if one != other]
+        found += [f"{name}: {key} is {one} and {other}" for key, (one, other) in settings.items() if one != other and key not in idle]
     return found
 
 

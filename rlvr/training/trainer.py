@@ -457,12 +457,18 @@ class Trainer(Hinted):
         """Write the current weights and the tokenizer, as transformers loads them; with LoRA the merged weights, and the adapter alone
         in the folder `adapter`, as peft loads it. A collective operation.
         """
-        folder = Path(folder)
-        self.learner.weights.save(folder)
+        self.learner.weights.save(Path(folder))
         run_on_main(self.accelerator, lambda: to_transformers_tokenizer(self.tokenizer).save_pretrained(folder))
-        if (matrices := adapter.get_adapter_state(self.model)) is not None:
-            base = str(self.config.model.path or self.folder / "base")
-            run_on_main(self.accelerator, lambda: adapter.save_adapter(self.model, matrices, folder / "adapter", base))
+        if adapter.has_adapter(self.model):
+            self.save_adapter(Path(folder) / "adapter")
+
+    def save_adapter(self, folder: str | Path) -> None:
+        """Write the LoRA adapter alone, as peft loads it. A collective operation."""
+        matrices = adapter.get_adapter_state(self.model)
+        if matrices is None:
+            raise ConfigError("the model has no adapter, as the run has no lora={...}; write save_model(folder)")
+        base = str(self.config.model.path or self.folder / "base")
+        run_on_main(self.accelerator, lambda: adapter.save_adapter(self.model, matrices, Path(folder), base))
 
     def restore(self, checkpoint_folder: Path) -> None:
         """Restore the state of a checkpoint, whose weights the model has already, and cut the logs to its step."""

@@ -12,6 +12,7 @@ import pytest
 from rlvr.cli.commands import run_command, usage_errors
 from rlvr.cli.settings import find_config_key
 from rlvr.cli.similar import find_similar
+from rlvr.config.config import LoraConfig
 from tests.cli.command_lines import GROUP, find_command_fault, read_command_line
 
 # what a newcomer types, and the line as which it runs: each word means exactly a word here
@@ -205,6 +206,10 @@ def test_a_far_word_is_not_offered() -> None:
     assert find_similar("score", GROUP.commands) == "" == find_similar("lint", GROUP.commands)
 
 
+LORA_KEYS = {f"model.lora.{name}" for name in LoraConfig.model_fields}
+"""The keys of a section that a run need not have."""
+
+
 def find_table_faults() -> list[str]:
     """List what the tables of commands and options name and what does not exist."""
     found = [f"{name} is a command" for name in usage_errors.COMMANDS if name in GROUP.commands]
@@ -217,7 +222,8 @@ def find_table_faults() -> list[str]:
             if target.startswith("-") and usage_errors._is_target(target, metavars):
                 found += [] if target.split()[0] in known else [f"{command} has no {target}"]
             elif target.endswith("="):
-                found += [] if find_config_key(target[:-1]) == target[:-1] else [f"a run has no {target}"]
+                is_key = find_config_key(target[:-1]) == target[:-1] or target[:-1] in LORA_KEYS
+                found += [] if is_key else [f"a run has no {target}"]
             elif target not in (*metavars, "{value}"):
                 found += [f"{command}: {target!r} is no sentence"] if " " not in target else []
                 texts.append(target)

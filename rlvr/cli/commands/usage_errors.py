@@ -96,6 +96,8 @@ SAME_OPTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("base-model", "m", "model-name", "model-name-or-path", "model-path"), "--model"),
         **dict.fromkeys(("eval-data", "eval-file", "test-data", "val-data"), "--test"),
         **dict.fromkeys(("algorithm", "algo"), "algorithm="),
+        **dict.fromkeys(("lora-r", "lora-rank"), "model.lora.rank="),
+        "lora-alpha": "model.lora.alpha=",
         "env": "env=",
         "set": "{value}",
     },
