@@ -84,10 +84,6 @@ NAMES: Mapping[str, str] = {
     **dict.fromkeys(("evals_df", "list_eval_logs", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"),
     **dict.fromkeys(("from_pretrained", "get_model_and_tokenizer"), "rlvr.load_model(folder), a model and its tokenizer"),
     **dict.fromkeys(
-        ("HFModel", "HFPolicy", "HuggingFacePolicy", "TransformersPolicy", "VLLMPolicy"),
-        "rlvr.generate(folder, prompts, n=4, max_new_tokens=64), which returns texts; rlvr.evaluate(env, policy='hf:DIR') scores them",
-    ),
-    **dict.fromkeys(
         ("load_tasks", "load_jsonl", "read_jsonl", "load_data", "read_tasks"),
         "a file of questions and answers is an environment: rlvr.make_env(path, verifier='symbolic')",
     ),

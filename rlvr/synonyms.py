@@ -100,7 +100,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("details", "metadata"), "detail"),
     },
     "make": {**_LENGTH, "max_episode_steps": "max_turns"},
-    "register": {"id": "name", "entry_point": "plugin", "cls": "plugin"},
+    "register": {"max_episode_steps": "max_turns", "id": "name", "entry_point": "plugin", "cls": "plugin"},
     "make_algorithm": _CLIPPED_AND_REGULARIZED,
     "make_verifier": {"reward_weights": "weights"},
     "Environment.to_dataset": dict.fromkeys(("limit", "num_examples", "num_samples", "num_tasks", "size"), "n"),
@@ -140,6 +140,7 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
     **dict.fromkeys(("check_answer", "grade", "verify_answer"), "verify"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
+    **dict.fromkeys(("HFModel", "HFPolicy", "HuggingFacePolicy", "TransformersPolicy", "load_policy"), "load_model"),
     **dict.fromkeys(("SingleTurnEnv", "ToolEnv", "load", "load_benchmark", "load_task"), "make_env"),
     **dict.fromkeys(("as_reward_fn", "as_reward_func", "as_reward_function", "to_reward_func"), "make_verifier"),
     "MultiTurnEnv": "Environment",
@@ -187,6 +188,9 @@ def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **set
     """
     import rlvr
 
+    is_new_name = isinstance(verifier, str) and re.fullmatch(r"[A-Za-z_]\w*", verifier) and verifier not in VERIFIERS
+    if is_new_name and name is None and verifier not in rlvr.list("verifier"):  # of the function that is decorated
+        return functools.partial(decorate_verifier, name=verifier, **settings)
     if verifier is None:
         return functools.partial(decorate_verifier, name=name, **settings)
     made = rlvr.make_verifier(verifier, **settings)

@@ -295,7 +295,7 @@ def test_a_sampler_returns_tokens() -> None:
 def test_one_task_is_evaluated() -> None:
     report = api.evaluate(api.Task("1+1=", reference="2"), lambda prompt: "2", verifier="exact")
     assert report.accuracy == 1.0 and "write .score, or .verdict" in read_message(lambda: report.samples[0].scores)
-    assert "what is returned is finished" in read_message(lambda: report.status)
+    assert "write .is_complete" in read_message(lambda: report.status)
 
 
 def test_a_loaded_model_says_what_its_model_has() -> None:
@@ -1696,3 +1696,47 @@ def test_rows_and_a_function_of_verl_mean_the_same_here() -> None:
     assert rlvr.evaluate(rows, lambda prompt: "it is 4", verifier=compute_score).accuracy == 1.0
     assert all(source == "mine" and extra in ({"index": 0}, {"index": 1}) for source, _, extra in seen[-2:])
     assert api.make_verifier(compute_score)("it is 4", "4").score == 1.0 and seen[-1] == ("rlvr", "4", None)
+
+
+def test_a_function_of_chats_gets_messages() -> None:
+    def exact(completion: Any, answer: str, **columns: Any) -> float:
+        return float(answer in completion[-1]["content"])
+
+    def batch(completions: Any, answer: Any, **columns: Any) -> list[float]:
+        return [float(right in messages[0]["content"]) for messages, right in zip(completions, answer, strict=True)]
+
+    for function in (exact, batch):
+        assert rlvr.make_verifier(function)("it is 4", "4").score == 1.0 and rlvr.make_verifier(function)("it is 5", "4").score == 0.0
+    rows = [{"question": "2+2?", "answer": "4"}]
+    env = api.SingleTurnEnv(dataset=rows, rubric=api.Rubric(funcs=[exact], weights=[1.0]))
+    assert rlvr.evaluate(env, lambda prompt: "4").accuracy == 1.0
+
+    def broken(completion: Any, answer: Any) -> float:
+        return float(answer["x"])
+
+    assert "raised TypeError" in read_message(lambda: rlvr.make_verifier(broken)("4", "4"))
+
+
+def test_names_and_words_that_were_guessed() -> None:
+    made: Any = rlvr.make("guess-number")
+    assert made.reset(seed=0)[0].startswith("Guess")
+
+    @api.verifier("ends_with_it")
+    def ends(completion: str, answer: str) -> float:
+        return float(completion.endswith(answer))
+
+    assert rlvr.verify("I think it is 7", "7", verifier="ends_with_it").score == 1.0 and "ends_with_it" in rlvr.list("verifier")
+    report: Any = rlvr.evaluate("guess_number", "scripted:gold", tasks=1)
+    assert report.episodes[0].total_reward == 1.0 and ".conversation_stats.turns" in read_message(lambda: report.episodes[0].steps)
+    assert ".is_complete" in read_message(lambda: report.status)
+
+
+def test_methods_that_nothing_calls_are_refused() -> None:
+    class Hot(api.MultiTurnEnv):
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task("Say the word.", reference="hot")
+
+        def env_response(self, messages: Any, state: Any) -> Any:
+            return [{"role": "user", "content": "Colder."}]
+
+    assert "env 'Hot' has env_response, which nothing calls" in read_message(lambda: rlvr.make_env(Hot, verifier="exact"))

@@ -253,8 +253,8 @@ def test_data_to_evaluate_on_takes_the_settings_of_its_environment() -> None:
         rlvr.evaluate("arithmetic", policy, question="q")
 
 
-def of_messages(completion: Any, answer: str, **columns: Any) -> float:
-    return float(answer in completion[-1]["content"])
+def of_mapping(response: Any, answer: str, **columns: Any) -> float:
+    return float(answer in response["content"])
 
 
 def endless(completions: list[str], **columns: Any) -> list[float]:
@@ -264,7 +264,7 @@ def endless(completions: list[str], **columns: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (of_messages, r"of_messages in line \d+ of test_library.py raised TypeError: .*`completion` is a text"),
+        (of_mapping, r"of_mapping in line \d+ of test_library.py raised TypeError: .*`response` is a text"),
         (endless, r"endless returned inf, and a score is a finite number"),
     ],
 )
@@ -738,7 +738,6 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.make_verifier(rlvr.make_env("arithmetic")), ConfigError, "not an rlvr.Verifier"),  # type: ignore[arg-type]
     (lambda: rlvr.load_run("nowhere"), rlvr.RlvrError, "is not a run folder"),
     (lambda: rlvr.evaluate("arithmetic", "scripted:gold", fail_on_erorr=False), ConfigError, "fail_on_erorr"),
-    (lambda: rlvr.evaluate("arithmetic", "scripted:gold", tasks=1).episodes, AttributeError, "write .samples"),  # type: ignore[attr-defined]
     (
         lambda: rlvr.make_env([rlvr.Task("a", "b", id="x"), rlvr.Task("c", "d", id="x")]),
         ConfigError,

@@ -178,7 +178,7 @@ def describe_missing_methods(plugin: type) -> str:
     >>> describe_missing_methods(Plugin)
     ''
     """
-    if told := _describe_wrong_verify(plugin) or _describe_wrong_arguments(plugin):
+    if told := _describe_wrong_verify(plugin) or _describe_wrong_arguments(plugin) or _describe_idle_methods(plugin):
         return told
     missing = [f"`{name}`" for name in sorted(getattr(plugin, "__abstractmethods__", ()))]
     contract = next((base for base in plugin.__mro__ if _is_contract(base)), None) if missing else None
@@ -193,6 +193,18 @@ def describe_missing_methods(plugin: type) -> str:
             "a class whose `step` pays its own rewards derives from rlvr.Env"
         )
     return about + describe_smallest(contract.__name__)
+
+
+def _describe_idle_methods(plugin: type) -> str:
+    """Say that methods of environments of another library would never be called in a class that is complete; "" otherwise."""
+    idle = [name for name in ("env_response", "is_completed") if name in vars(plugin)]
+    is_env = any(base.__name__ == "Environment" and _is_contract(base) for base in plugin.__mro__)
+    if not idle or not is_env or bool(getattr(plugin, "__abstractmethods__", False)):
+        return ""
+    return (
+        f"env {plugin.__name__!r} has {' and '.join(idle)}, which nothing calls; {METHODS_ELSEWHERE['env_response']}; the smallest conversation "
+        f"that works:\n\n{SMALLEST_CONVERSATION.code}"
+    )
 
 
 def _describe_wrong_verify(plugin: type) -> str:

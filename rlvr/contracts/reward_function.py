@@ -27,6 +27,9 @@ QUESTION_ARGUMENTS = ("prompts", "prompt", "question", "problem")
 VERL_ARGUMENTS: Mapping[str, Any] = {"data_source": "rlvr", "extra_info": None}
 """Arguments of verl's `compute_score` that a reward function may want, where the data has no such column."""
 
+MESSAGE_ARGUMENTS = ("completion", "completions")
+"""Arguments that are a list of messages in chats of TRL and verifiers: a function that takes a text for messages is called with messages."""
+
 RewardCall = Callable[[str, Any, str, Mapping[str, Any]], Any]
 """Call a reward function for one answer: (answer, reference, question, meta) -> whatever the function returns for it. The call of a
 coroutine function returns a coroutine.
@@ -109,10 +112,18 @@ def adapt_reward_function(function: Any) -> RewardCall:
             given[reference] = expected
         elif known.takes_columns:
             given |= {name: expected for name in REFERENCE_ARGUMENTS if name != answer}
+        try:
+            return call_with(given)
+        except TypeError as error:
+            if "string indices must be integers" not in str(error) or answer not in MESSAGE_ARGUMENTS:
+                raise
+            return call_with(given | {answer: [{"role": "assistant", "content": text}]})
+
+    def call_with(given: Mapping[str, Any]) -> Any:
         if not known.is_batched:
             return function(**given)
-        given = {name: value if name in VERL_ARGUMENTS and name not in meta else [value] for name, value in given.items()}
-        returned = function(**given)
+        lists = {name: value if name in VERL_ARGUMENTS and value == VERL_ARGUMENTS[name] else [value] for name, value in given.items()}
+        returned = function(**lists)
         return _await_only_reward(returned) if inspect.isawaitable(returned) else _get_only_reward(returned)
 
     return call

@@ -52,12 +52,12 @@ class EvalReport(Hinted):
     []
     """
 
-    _synonyms = {"score": "accuracy", "mean_reward": "accuracy", "reward": "scores", "rewards": "scores"}
+    _synonyms = {
+        **{"score": "accuracy", "mean_reward": "accuracy", "reward": "scores", "rewards": "scores"},
+        **{"episodes": "samples", "rollouts": "samples", "records": "samples"},
+    }
     _hints = {
         "results": "write .accuracy or .to_dict() for the figures, .samples or .to_pandas() for the answers",
-        "episodes": "write .samples, or .to_pandas()",
-        "rollouts": "write .samples, or .to_pandas()",
-        "records": "write .samples, or .to_pandas()",
         **dict.fromkeys(("dataframe", "df", "frame"), "write .to_pandas()"),
         **dict.fromkeys(
             ("failed", "failures", "incorrect", "wrong"), "write [sample for sample in report.samples if not sample.is_correct]"
@@ -66,7 +66,7 @@ class EvalReport(Hinted):
         "summary": "write .table(), or .to_dict()",
         **dict.fromkeys(("to_jsonl", "to_csv", "write_jsonl"), "write .to_pandas(), a data frame with to_json and to_csv"),
         "to_json": "write json.dumps(report.to_dict())",
-        "status": "what is returned is finished; a sample without a score says why in .reason",
+        "status": "write .is_complete; a sample without a score says why in .reason",
         **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval"),
         "ci": "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval",
         "errors": "write [sample.reason for sample in report.samples if sample.score is None]",

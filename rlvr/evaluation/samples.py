@@ -55,7 +55,7 @@ class EvalSample(Hinted):
 
     _synonyms = {
         **dict.fromkeys(("completion", "output", "response"), "text"),
-        "reward": "score",
+        **dict.fromkeys(("reward", "total_reward"), "score"),
         "explanation": "reason",
         "target": "reference",
         **dict.fromkeys(("question", "input"), "prompt"),
@@ -64,6 +64,9 @@ class EvalSample(Hinted):
     _hints = {
         "scores": "write .score, or .verdict",
         "error": "write .reason",
+        **dict.fromkeys(
+            ("num_turns", "steps", "turns"), "write .conversation_stats.turns for their number, and .messages for what was said"
+        ),
         "answer": "write .text, what the policy wrote, or .reference, the right answer",
     }
     key: Key

@@ -193,6 +193,8 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
     if not isinstance(name, str) or not name:
         raise ConfigError(f"the {k.name} needs a name, got {name!r}; `rlvr list {k.plural}` shows all")
     entry = _find_entry(kind, name)
+    if entry is None and "-" in name:  # as names are written in shells and in other registries
+        entry = _find_entry(kind, name.replace("-", "_"))
     if entry is None and ":" in name:
         return _load_from_file(k, name)
     if entry is None:

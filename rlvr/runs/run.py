@@ -25,7 +25,7 @@ class Run(Hinted):
     >>> run.metrics[["step", "reward"]].tail(3)  # doctest: +SKIP
     """
 
-    _synonyms = {"history": "metrics"}
+    _synonyms = {"history": "metrics", "rollouts": "episodes", "samples": "episodes"}
     _hints = {
         "to_pandas": "write .metrics, or .episodes",
         "to_dataframe": "write .metrics, or .episodes",
