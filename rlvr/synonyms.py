@@ -278,7 +278,7 @@ def load_rows(source: Any, *given: Any, **settings: Any) -> Any:
     kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
     if isinstance(source, str | Path) and (kind := kinds.get(Path(source).suffix)) and Path(source).is_file():
         return datasets.load_dataset(kind, data_files=str(source), split=settings.pop("split", "train"), **settings)
-    return datasets.load_dataset(source, *given, **settings)
+    return datasets.load_dataset(str(source), *given, **settings)
 
 
 def compare_reports(first: Any, second: Any, *, force: bool = False) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -389,11 +389,8 @@ def _load_or_save_initial_model(components: Components, reference_folder: Path, 
 
 def build_optimization_settings(config: RunConfig) -> OptimizationSettings:
     """Build the learner's settings from the configuration."""
-    settings = config.train.model_dump()
-    for key in ("steps", "mixed_precision", "deterministic", "collective_timeout_s"):
-        del settings[key]
-    settings["separate_critic"] = config.train.separate_critic  # `model_dump` has made a dict of it
-    return OptimizationSettings(**settings)
+    names = {field.name for field in fields(OptimizationSettings)}
+    return OptimizationSettings(**{name: getattr(config.train, name) for name in type(config.train).model_fields if name in names})
 
 
 def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:

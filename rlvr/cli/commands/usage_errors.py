@@ -64,8 +64,8 @@ COMMANDS: Mapping[str, str] = {
 }
 """Commands of other tools, and what does it here."""
 
-_OUT = dict.fromkeys(("o", "output", "output-dir", "output-path"), "--out")
-_OUT_TOO = dict.fromkeys(("output-file", "log-dir", "save-dir", "save-path", "save-to"), "--out")
+_OUT: dict[str, str] = dict.fromkeys(("o", "output", "output-dir", "output-path"), "--out")
+_OUT_TOO: dict[str, str] = dict.fromkeys(("output-file", "log-dir", "save-dir", "save-path", "save-to"), "--out")
 _API_KEY = "the key is read from the variable OPENAI_API_KEY; --sampler api_key_env=NAME names another"
 _STORED = "--out DIR stores every answer"
 _POLICY = "--policy"
