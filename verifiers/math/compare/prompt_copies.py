@@ -43,6 +43,9 @@ def explain_prompt_copy(gold: str, answer: str, prompt: str) -> str:
     >>> explain_prompt_copy("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), explain_prompt_copy("391", "391", "Is it 391?")
     ('it is copied from the question: 17*23', '')
     """
+    formulas = _collect_prompt_formulas(prompt)
+    if not formulas and not _is_in_prompt(answer, prompt):
+        return ""
     tree, wanted = _parse_sorted(answer), _parse_sorted(gold)
     if tree is None or wanted is None:
         return ""
@@ -52,7 +55,6 @@ def explain_prompt_copy(gold: str, answer: str, prompt: str) -> str:
     own = [tree, *tree[1::2]] if tree[0] == "rel" and has_op(wanted, *ARITHMETIC_OPS) else [tree]
     if wanted in own:
         return ""
-    formulas = _collect_prompt_formulas(prompt)
     if tree in formulas or _is_in_prompt(answer, prompt):
         return f"it is copied from the question: {describe_tree(tree)}"
     return _explain_unfinished_rewriting(wanted, _take_last_side(wanted, tree), formulas)
@@ -100,7 +102,8 @@ def _is_same_value(tree: Tree, other: Tree) -> bool:
 def _parse_sorted(text: str) -> Tree | None:
     """Parse a text and sort the terms of its tree; None if it cannot be parsed."""
     try:
-        return sort_terms(_write_briefly(parse_answer(text)))
+        tree = parse_answer(text)
+        return sort_terms(_write_briefly(tree) if has_op(tree, "dec", "mul") else tree)
     except (ParseError, LimitExceeded, NotFinite):
         return None
 
