@@ -41,9 +41,9 @@ import os, sys
 from types import SimpleNamespace
 from rlvr.cli import running
 class Stop(Exception): pass
-def loaded(*args):
+def loaded(*args, **settings):
     assert "torch" not in sys.modules
-    return SimpleNamespace(algorithm="grpo")
+    return SimpleNamespace(algorithm="grpo", out="")
 import rlvr.config.config
 rlvr.config.config.load_config = loaded
 import rlvr.training
