@@ -26,6 +26,8 @@ DENIED_NAMES = frozenset({
     "pickle", "marshal", "shutil", "pathlib", "tempfile", "socket", "faulthandler", "tracemalloc", "weakref", "pdb", "io",
     "modules", "attrgetter", "methodcaller", "make_dataclass", "new_class", "singledispatch", "update_wrapper", "wraps",
     "Formatter", "get_field", "get_type_hints", "ForwardRef", "FunctionType", "CodeType",
+    "enum", "Enum", "EnumMeta", "EnumType", "IntEnum", "StrEnum", "Flag", "IntFlag", "global_enum", "ABCMeta", "register", "namedtuple",
+    "UserDict", "UserList", "UserString", "copyreg", "compiler", "parser", "sre", "cache", "TypedDict", "NamedTuple", "NewType",
 })  # fmt: skip
 """Modules and members of modules that reach further; as names and as attributes, also with an underscore before them."""
 DENIED_PATTERN = re.compile(
@@ -115,6 +117,9 @@ def _check_names(name: str, answer: ast.AST, known: Sequence[ast.AST], modules: 
     for node in ast.walk(answer):
         if isinstance(node, ast.Name) and node.id in DENIED_BUILTINS and node.id not in builtin:
             raise UnacceptableAnswer(f"{name} uses {node.id!r}, which the original function does not use")
+    kinds = {kind for version in known for kind in _list_reaching_syntax(version)}
+    if new := [kind for kind in _list_reaching_syntax(answer) if kind not in kinds]:
+        raise UnacceptableAnswer(f"{name} has {new[0]}, which the original function does not have")
     if new := [one for one in _list_imports(answer) if one not in modules and one not in SAFE_MODULES]:
         raise UnacceptableAnswer(f"{name} imports {new[0]!r:.60}, which the file does not import")
     defined = {word for version in known for word in _list_defined_names(version)}
@@ -146,6 +151,19 @@ def _list_words(tree: ast.AST) -> Iterator[str]:
                 yield from value.split(".") if isinstance(node, ast.alias | ast.ImportFrom) else (value,)
             elif isinstance(value, list):
                 yield from (one for one in value if isinstance(one, str))
+
+
+def _list_reaching_syntax(tree: ast.AST) -> Iterator[str]:
+    """Yield the kinds of syntax that reach attributes by names which are data: classes, whose metaclass may do anything, patterns of
+    classes, and `format` of a text that is computed.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield "a class"
+        elif isinstance(node, ast.MatchClass):
+            yield "a pattern of a class"
+        elif isinstance(node, ast.Attribute) and node.attr in ("format", "format_map") and not isinstance(node.value, ast.Constant):
+            yield "the format of a text that is no literal"
 
 
 def _list_imports(tree: ast.AST) -> Iterator[str]:
