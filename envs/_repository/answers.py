@@ -26,8 +26,8 @@ DENIED_NAMES = frozenset({
     "pickle", "marshal", "shutil", "pathlib", "tempfile", "socket", "faulthandler", "tracemalloc", "weakref", "pdb", "io",
     "modules", "attrgetter", "methodcaller", "make_dataclass", "new_class", "singledispatch", "update_wrapper", "wraps",
     "Formatter", "get_field", "get_type_hints", "ForwardRef", "FunctionType", "CodeType",
-    "enum", "Enum", "EnumMeta", "EnumType", "IntEnum", "StrEnum", "Flag", "IntFlag", "global_enum", "ABCMeta", "register", "namedtuple",
-    "UserDict", "UserList", "UserString", "copyreg", "compiler", "parser", "sre", "cache", "TypedDict", "NamedTuple", "NewType",
+    "enum", "Enum", "EnumMeta", "EnumType", "IntEnum", "StrEnum", "Flag", "IntFlag", "global_enum", "ABCMeta", "namedtuple",
+    "UserDict", "UserList", "UserString", "copyreg", "TypedDict", "NamedTuple", "NewType",
 })  # fmt: skip
 """Modules and members of modules that reach further; as names and as attributes, also with an underscore before them."""
 DENIED_PATTERN = re.compile(

@@ -22,7 +22,6 @@ FORMAT = "    return ('{0._' + '_class_' + '_}').format(text)\n"
         (PATTERN, "has a pattern of a class"),
         (FORMAT, "has the format of a text that is no literal"),
         ("    import collections\n    return collections.namedtuple('E', [text])\n", "uses 'namedtuple'"),
-        ("    re._cache.clear()\n    return []\n", "uses '_cache'"),
     ],
 )
 def test_what_reaches_attributes_by_data_scores_0(body: str, reason: str) -> None:
