@@ -231,8 +231,8 @@ def _build_question(project: str, posed: RepositoryTask) -> str:
     return (
         f"The Python project {project} in this folder has a bug in {which}: {posed.statement}\n"
         f"Find it and correct it. The docstrings are right. Hidden tests will be run. Only {'this function' if len(names) == 1 else 'these functions'} "
-        "will be taken from your files, so leave the rest as it is; do not use getattr, open, classes of your own, names with two underscores or modules such as "
-        "sys where the code does not use them already, and import nothing new but small pure modules such as math or re. "
+        "will be taken from your files, so leave the rest as it is; do not use getattr, open, classes of your own, names with two underscores or modules "
+        "such as sys where the code does not use them already, and import nothing new but small pure modules such as math or re. "
         "When you have finished, say so."
     )
 
