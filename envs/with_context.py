@@ -62,12 +62,12 @@ class WithContext(EnvironmentWrapper):
             policy: what is done: drop_old_results replaces old results by a mark; summarise lets the policy write a summary, with which it goes
                 on after the task; none does nothing.
             at: the share of the window (`rollout.max_length`) that a conversation may use before that. The rest of the window must have room
-                for the reply that crosses this share, and for the notes.
+                for the reply that crosses this share, and for the summary.
             keep_results: how many of the last results drop_old_results keeps.
             summary_prompt: what the policy is told before it writes the summary.
             summary_heading: what stands between the task and the summary, in the history that goes on from them.
             train_summaries: whether the tokens of the summary are trained; otherwise they are masked.
-            max_turns: how many turns the policy has, those with notes included; by default twice as many as the environment has.
+            max_turns: how many turns the policy has, summaries included; by default twice as many as the environment has.
             max_new_tokens: how many tokens the policy may write in all turns together; by default twice as many as in the environment.
         """
         if env.max_turns < 2:

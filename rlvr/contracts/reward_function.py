@@ -113,16 +113,16 @@ def adapt_reward_function(function: Any) -> RewardCall:
         elif known.takes_columns:
             given |= {name: expected for name in REFERENCE_ARGUMENTS if name != answer}
         try:
-            return call_with(given)
+            return call_with(given, meta)
         except TypeError as error:
             if "string indices must be integers" not in str(error) or answer not in MESSAGE_ARGUMENTS:
                 raise
-            return call_with(given | {answer: [{"role": "assistant", "content": text}]})
+            return call_with(given | {answer: [{"role": "assistant", "content": text}]}, meta)
 
-    def call_with(given: Mapping[str, Any]) -> Any:
+    def call_with(given: Mapping[str, Any], columns: Mapping[str, Any]) -> Any:
         if not known.is_batched:
             return function(**given)
-        lists = {name: value if name in VERL_ARGUMENTS and value == VERL_ARGUMENTS[name] else [value] for name, value in given.items()}
+        lists = {name: value if name in VERL_ARGUMENTS and name not in columns else [value] for name, value in given.items()}
         returned = function(**lists)
         return _await_only_reward(returned) if inspect.isawaitable(returned) else _get_only_reward(returned)
 
